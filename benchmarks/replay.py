@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.harness import Target
-from headgate import _build
+from headgate import build
 from headgate.policy import parse_policy
 from headgate_server.replay import LogCounts, LogSource, Selection, Simulation, read_requests, run
 
@@ -89,7 +89,7 @@ def main() -> int:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         file = Path(folder) / "access.log"
-        print(f"core {_build.describe()}; writing {lines:,} lines", file=sys.stderr)
+        print(f"core {build.describe()}; writing {lines:,} lines", file=sys.stderr)
         make_log(file, lines, 50_000)
         seconds = awk(file)
         found["awk count"] = lines / seconds * 60

@@ -29,7 +29,7 @@ PLAIN, COMPILED = {"HEADGATE_PURE": "1"}, {"HEADGATE_COMPILED": "1"}
 
 USE_LIBRARY = """
 from headgate import Limiter
-from headgate._build import describe
+from headgate.build import describe
 limiter = Limiter("2/minute")
 assert [bool(limiter.hit("alice")) for _ in range(3)] == [True, True, False]
 print("  ", describe())

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("src/headgate", "src/headgate/policy", "src/headgate/stores/remote")
+PACKAGES = ("src/headgate", "src/headgate/outage", "src/headgate/policy", "src/headgate/stores/remote")
 """Where there is an `_async`, and a `_sync` made from it."""
 
 REPLACEMENTS = {
@@ -24,7 +24,6 @@ REPLACEMENTS = {
     r"AsyncHold": "Hold",
     r"AsyncAsking, awaiting": "Asking",
     r"AsyncAsking": "Asking",
-    r"AsyncTurns": "Turns",
     r"AsyncEvent": "Event",
     r"AsyncGate": "Gate",
     r"AsyncUnlimited": "Unlimited",
@@ -34,14 +33,14 @@ REPLACEMENTS = {
     r"AsyncObservedHold, AwaitingHold": "ObservedHold",
     r"AsyncObservedHold": "ObservedHold",
     r"AsyncRemoteGate": "RemoteGate",
-    r"AsyncResilient": "Resilient",
+    r"AsyncResilientGate": "ResilientGate",
     r"AsyncCircuit": "Circuit",
     r"call_later_async": "call_later",
     r"ainspect_server": "inspect_server",
     r"AsyncStore": "Store",
     r"AsyncVersion": "Version",
     r"AsyncShadow": "Shadow",
-    r"AsyncPoliced": "Policed",
+    r"AsyncShadowedGate": "ShadowedGate",
     r"AsyncPolicyLimiter": "PolicyLimiter",
     r"AsyncLivePolicy": "LivePolicy",
     r"bind_async": "bind",
@@ -51,7 +50,7 @@ REPLACEMENTS = {
     r"__aexit__": "__exit__",
     r"_async": "_sync",
     r"Coroutine\[Any, Any, (\w+)\]": r"\1",
-    r"Callable, Coroutine": "Callable",
+    r"Callable, Coroutine, Iterable": "Callable, Iterable",
     r"coroutine function is called": "function is called",
     r"Awaitable\[(\w+)\]": r"\1",
     r"AsyncWatched": "Watched",
@@ -60,7 +59,7 @@ REPLACEMENTS = {
     r"awaiting\((self\._wait\(.*\))\)": r"\1",
     r"AwaitingHold\((self\._take\(.*\))\)": r"\1",
     r"AwaitingHold": "Hold",
-    r"for coroutines\. `headgate\.(policy\.|stores\.remote\.)?_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
+    r"for coroutines\. `headgate\.(\w+\.)*_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
 }
 HEADER = "# Generated from {source} by tools/unasync.py. Do not edit.\n"
 

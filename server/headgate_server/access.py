@@ -21,7 +21,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
-from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
+from headgate.policy import PERMISSIONS, Permission, Policy, TokenPolicy
 from headgate_server.logs import AUDIT, STRANGER
 from headgate_server.problems import ApiProblem, Field
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from headgate.errors import StoreMisconfigured
+from headgate import StoreMisconfigured
 from headgate.observe import redact
-from headgate.policy import AsyncLivePolicy
+from headgate.policy import AsyncLivePolicy, PolicyError
 from headgate_server.access import HeaderFields, check_access, header_fields
 from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
@@ -230,7 +231,17 @@ class App:
         work = [self._tick_every_second(), self._tidy_now_and_then()]
         if self.live.follows_file:
             work.append(self.live.watch())
+            with suppress(
+                AttributeError, NotImplementedError, RuntimeError, ValueError
+            ):  # not in every thread and system
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         return work
+
+    def _reload(self) -> None:
+        try:
+            self.live.reload()
+        except PolicyError as error:
+            logger.error("the policy stays as it was: %s", error)  # noqa: TRY400
 
     async def _tick_every_second(self) -> None:
         while True:

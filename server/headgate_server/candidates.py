@@ -17,11 +17,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from headgate import Rule
 from headgate.algorithms import algorithm_for
 from headgate.clock import MICROSECONDS, to_microseconds
 from headgate.policy import AsyncLivePolicy
 from headgate.quota import Quota
-from headgate.rules import Rule, make_rule
+from headgate.rules import make_rule
 from headgate_server.files import replace_file
 from headgate_server.problems import ApiProblem
 

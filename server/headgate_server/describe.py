@@ -6,14 +6,13 @@ import json
 import re
 from typing import Any
 
-from headgate import AsyncLimiter
+from headgate import AsyncLimiter, Rule
 from headgate.clock import MICROSECONDS
 from headgate.observe import redact
-from headgate.policy import in_words
-from headgate.policy.model import OVERRIDE, LimiterPolicy
+from headgate.outage import policy_to_data
+from headgate.policy import OVERRIDE, LimiterPolicy, in_words
 from headgate.quota import format_period
-from headgate.rules import DEFAULT_BUCKETS, REQUESTS, Rule
-from headgate.stores.failure import policy_to_data
+from headgate.rules import DEFAULT_BUCKETS, REQUESTS
 from headgate_server.wire import LimiterShown, RuleShown, StoreShown
 
 

@@ -24,14 +24,12 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
-from headgate import HeadgateError
-from headgate.circuit import AsyncCircuit, breaker_of
+from headgate import HeadgateError, StoreConflict, StoreUnavailable
 from headgate.costs import Cost
-from headgate.errors import StoreConflict, StoreUnavailable
 from headgate.keys import Key
+from headgate.outage import AsyncCircuit, breaker_of
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncNotes, Receipts
-from headgate.stores.counters import OVERFLOW
+from headgate.stores import OVERFLOW, AsyncNotes, Receipts
 
 T = TypeVar("T")
 
@@ -304,6 +302,8 @@ def _circuit_of(notes: AsyncNotes) -> AsyncCircuit:
         async def probe() -> None:
             found = wanted()
             if found is not None:
+                if getattr(found, "is_closed", False):
+                    breaker_of(found).stop()
                 await found.noted("headgate.ping")
 
         circuit = _circuits[notes] = AsyncCircuit(breaker_of(notes), probe)

@@ -23,13 +23,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
+from headgate import AsyncHold, AsyncLimiter, ConfigError, CostTooHigh, Decision, HeadgateError, StoreError
 from headgate.clock import Clock, SteadyClock, to_microseconds
 from headgate.costs import Cost, total
-from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
-from headgate.stores.base import LONGEST_NOTE, AsyncNotes
+from headgate.stores import LONGEST_NOTE, AsyncNotes
 from headgate_server.hold_notes import (
     ADMITTED,
     REFUSED,

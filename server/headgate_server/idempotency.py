@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from math import ceil
 
-from headgate.stores.base import AsyncNotes
+from headgate.stores import AsyncNotes
 from headgate_server.hold_notes import PAUSES, keep, look_up
 from headgate_server.problems import ApiProblem
 from headgate_server.replies import Reply, json_reply, problem_reply

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headgate import HeadgateError, StoreError, StoreUnavailable
 from headgate.clock import Clock
-from headgate.errors import HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.observe import redact
 from headgate.policy import AsyncPolicyLimiter
-from headgate.policy.counted import out_of_reach
 from headgate.rules import SHARED
-from headgate.stores import MemoryStore
-from headgate.stores.request import Request
-from headgate.usage import RuleUsage, usage_of
+from headgate.stores import MemoryStore, Request
+from headgate.usage import RuleUsage, usage_of, with_unreachable_limits
 from headgate_server.wire import LimiterState
 
 
@@ -59,7 +57,9 @@ async def _results(
     policy = limiter.policy
     scopes = {rule.scope for rule in policy.rules}
     own = {scope: part for scope, part in key.items() if scope in scopes} if isinstance(key, Mapping) else key
-    gate = limiter.store.bind_async(limiter.name, tuple(out_of_reach(rule) for rule in policy.rules))
+    gate = limiter.store.bind_async(
+        limiter.name, tuple(with_unreachable_limits(rule) for rule in policy.rules)
+    )
     # A memory store has the policy's clock itself; to any other one its time goes with every call.
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
     counted, _ = await gate.ask(Request("peek", own, 0, policy.tier_for(key, tier), now))

@@ -18,9 +18,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from prometheus_client import values as prometheus_values
 from prometheus_client.mmap_dict import MmapedDict
 
+from headgate import Decision, Hook
 from headgate.costs import Cost
-from headgate.decision import Decision
-from headgate.hooks import Call, Hook
+from headgate.observe import Call
 from headgate.observe.prometheus import PrometheusHook, ShadowHook, all_processes
 from headgate_server.hosting import METRICS_FOLDER
 

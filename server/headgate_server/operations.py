@@ -10,13 +10,11 @@ from time import perf_counter
 
 from msgspec import Struct
 
-from headgate.decision import Decision
-from headgate.errors import ConfigError, CostTooHigh, StoreError
+from headgate import ConfigError, CostTooHigh, Decision, StoreError
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
-from headgate.stores.base import Answer
-from headgate.stores.request import Operation, Request
+from headgate.stores import Answer, Operation, Request
 from headgate_server.describe import limiter_shown
 from headgate_server.holds import (
     HoldBook,

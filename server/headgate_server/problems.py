@@ -7,7 +7,7 @@ from http import HTTPStatus
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.errors import CostTooHigh
+from headgate import CostTooHigh
 
 Field = tuple[bytes, bytes]
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from headgate import AsyncHold, AsyncLimiter
+from headgate import AsyncHold, AsyncLimiter, ConfigError, CostTooHigh, Rule, StoreError
+from headgate.algorithms import algorithm_for
 from headgate.costs import Cost, Costs, Units
-from headgate.decision import UNLIMITED
-from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
 from headgate.policy import SHADOW, AsyncVersion
 from headgate.quotas import quotas_of
-from headgate.rules import Rule
-from headgate.stores.base import Answer, AsyncGate, AsyncNotes, Receipts, plain_tiers
-from headgate.stores.request import Request
+from headgate.stores import UNLIMITED, Answer, AsyncGate, AsyncNotes, Receipts, Request
 from headgate_server.hold_notes import HoldNote
 
 logger = logging.getLogger("headgate")
@@ -62,9 +59,9 @@ class RestoredHold:
         held = self._units.costs(self._cost)
         _, more = self._units.difference(held, self._units.settled(cost, held))
         each = more if isinstance(more, tuple) else (more,) * len(self._rules)
-        for algorithm, units in zip(plain_tiers(self._rules).of(self._note.tier), each, strict=True):
+        for rule, units in zip(self._rules, each, strict=True):
             if units:
-                algorithm.record(None, 0, units, 0)
+                algorithm_for(rule, rule.quota_for(self._note.tier)).record(None, 0, units, 0)
 
     def hold(self, *, calls_hooks: bool) -> AsyncHold:
         """Return the hold; `calls_hooks` says whether the limiter's hooks are called when it ends."""

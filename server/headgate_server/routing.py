@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from headgate.policy.model import Permission
+from headgate.policy import Permission
 from headgate_server.access import HeaderFields, Needed
 from headgate_server.problems import ApiProblem
 

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from headgate.errors import ConfigError, StoreError, StoreMisconfigured
+from headgate import ConfigError, StoreError, StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, Policy, PolicyError, load_policy
 from headgate_server.access import is_loopback

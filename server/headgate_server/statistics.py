@@ -20,15 +20,12 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from headgate import ConfigError, Decision, Hook, Rule
 from headgate.costs import Cost
-from headgate.decision import Decision
-from headgate.errors import ConfigError
-from headgate.hooks import Call, Hook
 from headgate.keys import Key, key_to_data
-from headgate.observe import TopKeys
-from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words
-from headgate.policy.model import OVERRIDE, known_tiers
-from headgate.rules import REQUESTS, Rule
+from headgate.observe import Call, TopKeys
+from headgate.policy import OVERRIDE, AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words, known_tiers
+from headgate.rules import REQUESTS
 from headgate.stores import MemoryStore
 from headgate_server.candidates import WatchedRules, warm_at
 from headgate_server.describe import rule_toml, store_shown

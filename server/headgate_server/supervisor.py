@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 from headgate.policy import Policy
 from headgate_server.hosting import METRICS_FOLDER
 from headgate_server.statistics import SharedFolder

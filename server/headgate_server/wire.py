@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from headgate import Decision
 from headgate.clock import MICROSECONDS
-from headgate.decision import Decision
 from headgate.keys import BASE64, Key, PlainKey
+from headgate.outage import FailureData
 from headgate.quota import MAX_UNITS
-from headgate.stores.failure import FailureData
 from headgate.usage import RuleUsage
 from headgate_server.problems import ApiProblem
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 from headgate_server.app import App
 from headgate_server.factory import open_app
 from headgate_server.http_server import run

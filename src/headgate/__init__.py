@@ -9,7 +9,7 @@ if not (decision := limiter.hit("alice")):
 ```
 """
 
-import headgate._build  # noqa: F401  # first: it chooses how the rest is loaded
+import headgate.build  # noqa: F401  # first: it chooses how the rest is loaded
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate._sync.hold import Hold
@@ -28,10 +28,10 @@ from headgate.errors import (
     StoreUnavailable,
 )
 from headgate.hooks import Hook
+from headgate.outage.policies import local
 from headgate.quota import Quota
 from headgate.rules import Rule, calendar, concurrent, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
-from headgate.stores.failure import local
 
 __version__ = "0.1.0"
 """The version of this package, and of the server and services that belong to it."""

@@ -12,8 +12,8 @@ from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncGate, Gate
-from headgate.stores.request import Operation, Request, new_request
+from headgate.stores.base import AsyncGate, Gate, Operation
+from headgate.stores.request import Request, new_request
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What holds of threads and of coroutines have in common: all that waits for no store."""
+"""The part of holds that does not call the store, for threads and coroutines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.stores.base import Receipts
 from headgate.stores.request import Request
 
 
-class Holding(Unpicklable):
+class HoldBase(Unpicklable):
     """Units taken from a limiter; how they are settled is in `Hold` and `AsyncHold`."""
 
     is_observed = False
@@ -127,7 +127,7 @@ class Holding(Unpicklable):
         return f"<{type(self).__name__} of {self.cost}, {state}: {self.decision}>"
 
 
-class ObservedHolding(Holding):
+class ObservedHoldBase(HoldBase):
     """Calls hooks when a hold ends; besides them and the limiter's name, it takes what any hold does."""
 
     is_observed = True

@@ -1,27 +1,25 @@
-"""What limiters of threads and of coroutines have in common: all that waits for no store."""
+"""The part of limiters that does not call the store, for threads and coroutines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from headgate._checks import Unpicklable, check_text
-from headgate._resilience import bind
+from headgate._fair_queue import FairQueue
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError
-from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
-from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for, quotas_of
+from headgate.outage.fallback import Health
+from headgate.quotas import QuotaCache, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
-from headgate.stores.base import AnyStore, Receipts, check_deadline
-from headgate.stores.failure import OnOverload, OnStoreError
+from headgate.stores.base import AnyStore, Operation, Receipts
 from headgate.stores.handle import StoreHandle
-from headgate.stores.outage import Health
-from headgate.stores.request import Operation, Request
+from headgate.stores.request import Request
 
 S = TypeVar("S", bound=AnyStore)
 G = TypeVar("G")
@@ -30,94 +28,49 @@ HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
 """Which header fields HTTP edges write, in a word."""
 
 
-class Limiting(Unpicklable, Generic[S, G]):
-    """A named set of rules over a store; how it is asked is in `Limiter` and `AsyncLimiter`, which name their own types."""
-
-    _bind: ClassVar[str]
-    """What a store calls the method that binds rules."""
-    _turns_type: ClassVar[Callable[..., Any]]
-    _unlimited_type: ClassVar[Callable[..., Any]]
-    _resilient_type: ClassVar[Callable[..., Any]]
-    _timed_type: ClassVar[Callable[..., Any]]
-    _quoted_type: ClassVar[Callable[..., Any]]
-    _observed_type: ClassVar[Callable[..., Any]]
-    _hold_type: ClassVar[Callable[..., Any]]
-    _observed_hold_type: ClassVar[Callable[..., Any]]
+class LimiterBase(Unpicklable, Generic[S, G]):
+    """A named set of rules over a store: everything that does not call the store."""
 
     gate: G
     new_hold: Callable[..., Any]
 
-    def __init__(
+    def _prepare(
         self,
-        *rules: str | Rule,
-        name: str | None = None,
-        store: S | str | None = None,
-        clock: Clock | None = None,
-        on_store_error: OnStoreError | None = None,
-        deadline: float | None = None,
-        on_overload: OnOverload = "refuse",
-        hooks: Iterable[Hook] = (),
-        quotas: QuotaFunction | None = None,
-        quotas_for: float = 60.0,
+        rules: tuple[str | Rule, ...],
+        name: str | None,
+        store: S | str | None,
+        clock: Clock | None,
+        method: str,
     ) -> None:
+        """Check the arguments that need no store, and open the store.
+
+        Args:
+            rules: As for the class; so are name, store and clock.
+            method: The method of the store that binds rules for this kind of limiter.
+        """
         self.rules = rules_from(rules)
-        if deadline is not None:
-            check_deadline(deadline)
-        check_kept_for("quotas_for=", quotas_for)
         if store is not None and not name:
             raise ConfigError(
                 "a limiter on a given store needs a name=, to tell its counts from those of others"
             )
         self.name = check_text("a limiter's name", name or "", 0)
         self.units = Units(self.name, self.rules)
+        self.health = Health()
+        self._queue = FairQueue()
+        self._turn_of = key_picker(self.rules)
+        self._ping: Any = None
+        given = check_clock(clock)
         self._handle = _handle_on(store, clock)
-        try:
-            self.store: S = self._checked(store) if self._handle is None else self._handle.store
-            gate = self._unlimited_type()
-            self.health = Health()
-            self._ping: Any = None
-            if self.rules or self.store.has_rules:
-                gate, self.health, self._ping = bind(
-                    self.store,
-                    getattr(self.store, self._bind),
-                    self._resilient_type,
-                    self.name,
-                    self.rules,
-                    on_store_error,
-                    deadline,
-                    on_overload,
-                )
-            if store is not None and clock is not None:
-                gate = self._timed_type(gate, clock)  # a private memory store has the clock already
-            self._clock: Clock = check_clock(clock) or _pace_of(self.store)
-            self._turns = self._turns_type()
-            self._turn_of = key_picker(self.rules)
-            if quotas is not None:
-                self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-                gate = self._quoted_type(gate, self.quotas, self._turn_of)
-            heard = Hooks(hooks) if hooks else None
-            self.gate, self.new_hold = self._around(gate, heard)
-            if heard is not None:
-                heard.attached(self)
-        except BaseException:
-            if self._handle is not None:
-                self._handle.close()
-            raise
+        self.store: S = self._checked(store, method) if self._handle is None else self._handle.store
+        self._clock: Clock = given or _pace_of(self.store)
 
-    def _checked(self, store: Any) -> Any:
+    def _checked(self, store: Any, method: str) -> Any:
         """Return a given store if it can bind rules for this kind of limiter."""
-        if hasattr(store, self._bind) and not isinstance(store, type):
+        if hasattr(store, method) and not isinstance(store, type):
             return store
         raise ConfigError(
             f"{type(self).__name__} takes a URL or a store for it, like RedisStore(…), not {store!r:.60}"
         )
-
-    def _around(self, gate: G, hooks: Hooks | None) -> tuple[G, Callable[..., Any]]:
-        """Wrap a gate in hooks; return it with the function that makes its holds."""
-        if hooks is None:
-            return gate, self._hold_type
-        observed: G = self._observed_type(gate, self.name, self.units, hooks)
-        return observed, partial(self._observed_hold_type, hooks, self.name)
 
     def request(
         self,
@@ -131,7 +84,7 @@ class Limiting(Unpicklable, Generic[S, G]):
         """Return the request that a call sends to the gate, for code that calls the gate itself.
 
         Raises:
-            ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
+            ConfigError: The cost does not fit the units of the rules, or the quota does not fit the rules.
         """
         request = Request(operation, key, self.units.costs(cost), tier, instant(now))
         return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
@@ -141,17 +94,17 @@ class Limiting(Unpicklable, Generic[S, G]):
         pause = refusal.retry_after_us
         return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
 
-    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
-    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
+    # A limiter of a policy file changes with the file. HTTP edges prepare their headers for `current`, and again when
+    # `current` is replaced. Other limiters never change.
 
     headers: HeaderStyle | None = None
-    """Which header fields a policy asks for."""
+    """The header fields that the policy configures."""
 
     tier_for: Callable[[Key | None, str | None], str | None] | None = None
-    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+    """Returns the tier that decides a call, from its key and tier; `None` if calls keep their tier."""
 
     quotas: QuotaCache | None = None
-    """What the function for callers' quotas has said; `None` without one."""
+    """Cached results of the function for callers' quotas; `None` without one."""
 
     def settling(self, receipts: Receipts | None) -> G:
         """Return the gate on which a hold with these receipts is settled."""

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from headgate._checks import check_kind, is_number
 from headgate.errors import ConfigError
 
-__all__ = ["MICROSECONDS", "Clock", "SteadyClock", "WallClock"]
+__all__ = ["MAX_INSTANT", "MICROSECONDS", "Clock", "SteadyClock", "WallClock", "to_microseconds"]
 
 MICROSECONDS = 1_000_000
 """Microseconds in a second."""

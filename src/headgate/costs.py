@@ -14,6 +14,8 @@ from headgate.errors import ConfigError, listed
 from headgate.quota import MAX_UNITS
 from headgate.rules import REQUESTS, Rule
 
+__all__ = ["Cost", "Costs", "Units", "total"]
+
 Cost = int | Mapping[str, int]
 """What a caller says: how many of everything, or how many of each unit. Without `requests`, one of them."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from headgate.errors import ConfigError, listed
 from headgate.rules import SHARED, Rule, scopes_of
 
-__all__ = ["Key", "PlainKey"]
+__all__ = ["BASE64", "Key", "PlainKey", "key_to_data"]
 
 PlainKey = str | bytes
 """A key for one scope. Text and bytes are different keys."""

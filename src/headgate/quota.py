@@ -20,7 +20,7 @@ from headgate._checks import check_count, is_number
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
 
-__all__ = ["MAX_PERIOD_US", "MAX_UNITS", "MILLISECOND", "Quota", "parse_quotas"]
+__all__ = ["MAX_PERIOD_US", "MAX_UNITS", "MILLISECOND", "Quota", "format_period", "parse_quotas"]
 
 MAX_UNITS = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis scripts count in doubles)."""

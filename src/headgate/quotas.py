@@ -17,6 +17,8 @@ from headgate.keys import Key, check_plain
 from headgate.quota import Quotas
 from headgate.rules import QuotaLike, Rule
 
+__all__ = ["QuotaValue", "quotas_of"]
+
 QuotaValue = QuotaLike | Mapping[str, QuotaLike | None]
 """The quota of a limiter's one rule, or quotas by the names of its rules."""
 

@@ -19,6 +19,8 @@ from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.quota import SPANS_US, Quota, Span, format_period, parse_calendar, parse_quotas, period_from
 
+__all__ = ["DEFAULT_BUCKETS", "REQUESTS", "SHARED", "make_rule"]
+
 Kind = Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket", "concurrent", "calendar"]
 
 QuotaLike = str | int | Quota
@@ -34,6 +36,7 @@ REQUESTS = "requests"
 """The unit of a rule that names none."""
 
 DEFAULT_BUCKETS = 60
+"""The number of buckets of a sliding window that names none."""
 MAX_BUCKETS = 100_000
 
 

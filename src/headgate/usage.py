@@ -1,11 +1,20 @@
-"""How much of a rule a key has used: what `inspect` shows, in the server, its client, the command and the dashboard."""
+"""How much of a rule a key has used, as the server, its client, the command and the dashboard show it.
+
+A decision says how much remains, which is 0 for every key beyond its limit. To learn how far beyond, ask the same rule with
+a limit that no caller reaches. It has the same state, because the state of a rule does not depend on its limit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from headgate.algorithms import TokenBucket, algorithm_for
 from headgate.decision import RuleResult
+from headgate.quota import MAX_UNITS, Quota
 from headgate.rules import REQUESTS, Kind, Rule
+
+__all__ = ["RuleUsage", "usage_of", "with_unreachable_limits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ def usage_of(rule: Rule, counted: RuleResult, one_more: RuleResult, *, shadow: b
 
     Args:
         rule: The rule.
-        counted: Its answer to a cost of 0, asked with a limit that no caller reaches (`headgate.policy.counted`).
+        counted: Its answer to a cost of 0, asked of `with_unreachable_limits(rule)`, which also counts beyond the limit.
         one_more: Its answer to a cost of 1.
         shadow: Whether the rule only watches.
     """
@@ -63,3 +72,20 @@ def usage_of(rule: Rule, counted: RuleResult, one_more: RuleResult, *, shadow: b
         timezone=rule.timezone,
         shadow=shadow,
     )
+
+
+def with_unreachable_limits(rule: Rule) -> Rule:
+    """Return the rule with the same state and limits that no caller reaches."""
+    quotas = (rule.quota, *rule.tiers.values())
+    algorithms = (algorithm_for(rule, quota) for quota in quotas)
+    # The largest burst that every tier can count exactly.
+    most = MAX_UNITS // max(a.d if isinstance(a, TokenBucket) else 1 for a in algorithms)
+    tiers = {tier: _highest(rule, quota, most) for tier, quota in rule.tiers.items()}
+    return replace(rule, quota=_highest(rule, rule.quota, most), tiers=MappingProxyType(tiers))
+
+
+def _highest(rule: Rule, quota: Quota, most: int) -> Quota:
+    if rule.kind != "token_bucket":
+        return Quota(most, quota.period_us)
+    # The bucket must drain as before, so only its burst grows. A bucket with the limit 0 stays empty.
+    return Quota(quota.limit, quota.period_us, most) if quota.limit else quota

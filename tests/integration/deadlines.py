@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.stores import breaker
+from headgate.outage import breaker
 from headgate.stores.remote import batching
 from headgate.stores.remote._async import gate as async_gate
 from headgate.stores.remote._sync import gate

@@ -42,21 +42,21 @@ VALUES = {
     "quota",
     "rules",
     "urls",
-    "usage",
 }
 INSIDE = VALUES | {
     "hooks",
     "quotas",
     "algorithms",
     "stores",
+    "usage",
     "_asking",
     "_concurrency",
     "_extras",
     "_fork",
     "_holding",
     "_limiting",
-    "_queues",
-    "_resilience",
+    "_fair_queue",
+    "outage",
     "_async",
     "_sync",
 }
@@ -65,22 +65,22 @@ INSIDE = VALUES | {
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
-    "stores": VALUES | {"_concurrency", "_extras", "_fork", "algorithms"},
+    "usage": VALUES | {"algorithms"},
+    "stores": VALUES | {"_concurrency", "_extras", "_fair_queue", "_fork", "algorithms"},
     "_concurrency": VALUES,
     "_asking": VALUES | {"quotas", "stores"},
-    "_build": set(),
+    "build": set(),
     "_extras": set(),
     "_fork": set(),
     "_holding": VALUES | {"hooks", "stores"},
-    "_limiting": VALUES | {"_resilience", "hooks", "quotas", "stores"},
-    "_queues": {"_concurrency", "_fork"},
-    "_resilience": VALUES | {"stores"},
+    "_limiting": VALUES | {"_fair_queue", "outage", "quotas", "stores"},
+    "_fair_queue": {"_concurrency", "_fork"},
+    "outage": VALUES | {"_concurrency", "_fork", "algorithms", "stores"},
     "hooks": VALUES | {"_fork"},
     "quotas": VALUES | {"_fork"},
     "_async": INSIDE - {"_extras", "_sync"},
     "_sync": INSIDE - {"_extras", "_async"},
-    "headgate": INSIDE | {"_build"},
-    "circuit": {"_async", "_sync", "stores"},
+    "headgate": INSIDE | {"build"},
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
@@ -332,25 +332,37 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_services_import_only_names_that_are_listed() -> None:
-    """What a service uses of the library and the server is public: `__all__` of the module that it imports from has it."""
-    unlisted = []
-    for name, path in SOURCES.items():
-        if package_of(name) == "headgate_services":
-            unlisted += [f"{name}: {used}" for used in unlisted_imports(path.read_text("utf-8"))]
+@pytest.mark.parametrize(
+    ("package", "used"),
+    [("headgate_server", ["headgate"]), ("headgate_services", ["headgate", "headgate_server"])],
+)
+def test_other_packages_import_only_names_that_are_listed(package: str, used: list[str]) -> None:
+    """The server uses public names of the library, the services public names of both."""
+    unlisted = [
+        f"{name}: {found}"
+        for name, path in SOURCES.items()
+        if package_of(name) == package
+        for found in unlisted_imports(path.read_text("utf-8"), used)
+    ]
     assert unlisted == []
 
 
-def unlisted_imports(source: str) -> list[str]:
-    """Return the names that a service imports from the library or the server, and that no `__all__` lists."""
-    return [
+def unlisted_imports(source: str, packages: list[str]) -> list[str]:
+    """Return the imported names of some packages that the `__all__` of their module does not list."""
+    nodes = list(ast.walk(ast.parse(source)))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return [module for module in modules if package_of(module) in packages and "._" in module] + [
         f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom)
-        and package_of(str(node.module)) in ("headgate", "headgate_server")
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and package_of(str(node.module)) in packages
         for alias in node.names
-        if alias.name not in listed_names(str(node.module))
+        if alias.name not in listed_names(str(node.module)) and not is_public_module(node.module, alias.name)
     ]
+
+
+def is_public_module(package: str | None, name: str) -> bool:
+    """Return whether a name is a module with an `__all__`, as in `from headgate import build`."""
+    return f"{package}.{name}" in SOURCES and bool(listed_names(f"{package}.{name}"))
 
 
 def listed_names(module: str) -> list[str]:
@@ -372,11 +384,14 @@ def listed_names(module: str) -> list[str]:
             ["headgate.stores.postgres.endpoint.Endpoint"],
         ),
         ("def f():\n    from headgate.quota import Reader", ["headgate.quota.Reader"]),
+        ("import headgate._sync.limiter", ["headgate._sync.limiter"]),
+        ("from headgate import build", []),
+        ("from headgate import _sync", ["headgate._sync"]),
         ("from headgate_services.mail import anything", []),
     ],
 )
 def test_unlisted_imports_are_found(source: str, unlisted: list[str]) -> None:
-    assert unlisted_imports(source) == unlisted
+    assert unlisted_imports(source, ["headgate", "headgate_server"]) == unlisted
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,14 @@ def test_a_check_fails_on_stale_output_and_writes_nothing(
 def test_a_check_fails_on_a_changed_source_a_missing_file_and_one_too_many(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = copied / "_async" / "turns.py"
+    source = copied / "_async" / "gates.py"
     source.write_text(source.read_text() + "\nMORE = 1\n")
     (copied / "policy" / "_sync" / "shadows.py").unlink()
     (copied / "policy" / "_sync" / "leftover.py").write_text("")
     with pytest.raises(SystemExit) as caught:
         run(monkeypatch, "--check")
     stale = re.findall(r"src/headgate/([\w/.]+)", str(caught.value))
-    assert stale == ["_sync/turns.py", "policy/_sync/leftover.py", "policy/_sync/shadows.py"]
+    assert stale == ["_sync/gates.py", "policy/_sync/leftover.py", "policy/_sync/shadows.py"]
 
 
 def test_writing_puts_everything_right(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_what_the_async_side_alone_has_is_left_out() -> None:
 
 def test_generated_files_say_that_they_are(copied: Path) -> None:
     generated = list(copied.rglob("_sync/*.py"))
-    assert {file.parent.parent.name for file in generated} == {"headgate", "policy"}
+    assert {file.parent.parent.name for file in generated} == {"headgate", "outage", "policy"}
     for file in generated:
         source = file.parent.with_name("_async") / file.name
         assert file.read_text().startswith(

@@ -26,9 +26,9 @@ from headgate import (
 )
 from headgate.client import ServerStore
 from headgate.decision import UNLIMITED
+from headgate.outage import local
 from headgate.policy import AsyncLivePolicy
 from headgate.policy.model import TokenPolicy
-from headgate.stores import local
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_threads
 from headgate_server import make_app

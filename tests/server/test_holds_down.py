@@ -9,8 +9,8 @@ import pytest
 
 from headgate import AsyncLimiter, MemoryStore
 from headgate.errors import StoreUnavailable
+from headgate.outage import OnStoreError, local
 from headgate.rules import Rule
-from headgate.stores import OnStoreError, local
 from headgate.stores.base import Answer, AsyncGate, Gate, Receipts
 from headgate.stores.counters import ImmediateGate
 from headgate.stores.redis import RedisStore

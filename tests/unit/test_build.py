@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate import Limiter, _build
+from headgate import Limiter, build
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(headgate.__file__).parent
@@ -24,8 +24,8 @@ COMPILED = [
 ]
 
 SHOW = """
-from headgate import Limiter, _build
-print(_build.describe(), Limiter("2/minute").hit("ada").remaining)
+from headgate import Limiter, build
+print(build.describe(), Limiter("2/minute").hit("ada").remaining)
 """
 
 
@@ -69,7 +69,7 @@ def test_a_second_interpreter_of_a_process_uses_plain_python() -> None:
     """What Cython compiles can be loaded by one of them only."""
     first, second = run(IN_TWO_INTERPRETERS.format(show=SHOW)).splitlines()
     assert second.startswith("in plain Python")
-    assert (first == second) is not _build.is_compiled()
+    assert (first == second) is not build.is_compiled()
     assert second.endswith(" 1")
 
 
@@ -83,7 +83,7 @@ def test_the_compiled_core_is_used_where_there_is_one(value: str) -> None:
 
 def test_all_of_the_core_is_of_one_build() -> None:
     files = [importlib.import_module(module).__file__ or "" for module in COMPILED]
-    assert {file.endswith(".py") for file in files} == {not _build.is_compiled()}
+    assert {file.endswith(".py") for file in files} == {not build.is_compiled()}
 
 
 def test_only_wheels_are_compiled() -> None:

@@ -28,16 +28,16 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate._build import is_compiled
+from headgate.build import is_compiled
 from headgate.clock import SteadyClock
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS, Quota
 from headgate.rules import rules_from
-from headgate.stores.base import Gate, Receipts, new_rlock
+from headgate.stores.base import Gate, Operation, Receipts, new_rlock
 from headgate.stores.counters import OVERFLOW, MemoryGate
 from headgate.stores.meters import FixedMeter, SlidingMeter
-from headgate.stores.request import Operation, Request
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
 from tests.unit.processes import (

@@ -30,9 +30,8 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate._async.turns import AsyncTurns
 from headgate._concurrency import AsyncEvent, Event
-from headgate._sync.turns import Turns
+from headgate._fair_queue import FairQueue
 from headgate.clock import SteadyClock, WallClock
 from headgate.testing import FakeClock
 from tests.unit.flavours import done
@@ -73,7 +72,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 def queued(limiter: Limiter | AsyncLimiter, key: str = "ada") -> int:
     """Return how many wait for a key, the one whose turn it is included."""
-    return len(limiter._turns._queues.get((key,), ()))
+    return len(limiter._queue._queues.get((key,), ()))
 
 
 def has_queue_of(limiter: Limiter, length: int) -> bool:
@@ -314,15 +313,15 @@ class Looks:
 
     def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
         self.count = 0
-        turns: Any = limiter._turns
-        look = turns._call_first
+        turns: Any = limiter._queue
+        look = turns.call_first
 
         def counted(*arguments: Any) -> bool:
             self.count += 1
             found: bool = look(*arguments)
             return found
 
-        turns._call_first = counted
+        turns.call_first = counted
 
 
 async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:
@@ -489,7 +488,7 @@ def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place(
     clock = Gatekeeper()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
-    turns: Any = limiter._turns
+    turns: Any = limiter._queue
     leave, interrupted = turns.leave, threading.Event()
 
     def interrupt(*arguments: Any) -> None:
@@ -523,7 +522,7 @@ def test_a_signal_handler_that_raises_at_any_moment_leaves_no_place_behind(
     limiter = Limiter("1000000000/minute")
     for _ in interruptions(lambda: limiter.wait("ada")):
         assert limiter.wait("ada", timeout=0)
-        assert limiter._turns._queues == {}
+        assert limiter._queue._queues == {}
 
 
 @pytest.mark.usefixtures("quick_looks")
@@ -548,16 +547,16 @@ def test_a_signal_handler_that_raises_in_one_thread_does_not_stop_another(
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert limiter.wait("ada", timeout=0)
-    assert limiter._turns._queues == {}
+    assert limiter._queue._queues == {}
 
 
-@pytest.mark.parametrize("kind", [Turns, AsyncTurns])
-async def test_leaving_in_the_middle_of_another_call_neither_blocks_nor_breaks_the_queue(kind: Any) -> None:
+@pytest.mark.parametrize("event", [Event, AsyncEvent])
+async def test_leaving_in_the_middle_of_another_call_neither_blocks_nor_breaks_the_queue(event: Any) -> None:
     """As a coroutine does that the garbage collector closes, in whatever thread and call that happens."""
-    turns, event = kind(), {Turns: Event, AsyncTurns: AsyncEvent}[kind]
+    turns = FairQueue()
     tickets = [event() for _ in range(4)]
     for ticket in tickets:
-        turns._queue_up("ada", ticket)
+        turns.join("ada", ticket)
     tickets[1].is_over = True
     really_set = tickets[1].set
 
@@ -581,10 +580,9 @@ ORDERS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("kind", [Turns, AsyncTurns])
-async def test_leaving_compares_a_ticket_with_hardly_any_other(kind: Any, order: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("event", [Event, AsyncEvent])
+async def test_leaving_compares_a_ticket_with_hardly_any_other(event: Any, order: Callable[..., Any]) -> None:
     """Looking for it among all that wait made 10,000 cancellations 50 million comparisons."""
-    event: Any = {Turns: Event, AsyncTurns: AsyncEvent}[kind]
     comparisons = 0
 
     class Ticket(event):  # type: ignore[misc]
@@ -595,9 +593,9 @@ async def test_leaving_compares_a_ticket_with_hardly_any_other(kind: Any, order:
 
         __hash__ = event.__hash__
 
-    turns, tickets = kind(), [Ticket() for _ in range(10_000)]
+    turns, tickets = FairQueue(), [Ticket() for _ in range(10_000)]
     for ticket in tickets:
-        turns._queue_up("ada", ticket)
+        turns.join("ada", ticket)
     # Of a plain dict, finding the first entry takes as many steps as were removed before it; no one counts these.
     assert isinstance(turns._queues["ada"], OrderedDict)
     for ticket in order(tickets):
@@ -681,7 +679,7 @@ Loops = Callable[[], asyncio.AbstractEventLoop]
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waiters look often whether the front of their queue is dead."""
-    monkeypatch.setattr("headgate._queues.LOOK_EVERY", 0.001)
+    monkeypatch.setattr("headgate._fair_queue.LOOK_EVERY", 0.001)
 
 
 def waiting_in(loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> asyncio.Task[Decision]:

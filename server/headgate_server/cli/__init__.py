@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 from headgate_server.cli import benchmark, completion, counts, databases, policies, replays, starting, top
 from headgate_server.cli.common import DEBUG_HELP, Commands, Failure, Parser, redacted
 

@@ -18,11 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from headgate.errors import HeadgateError, StoreError
-from headgate.observe.redaction import redact
-from headgate.rules import rules_from
-from headgate.stores import AsyncGate, open_async_store
-from headgate.stores.request import Request
+from headgate import HeadgateError, StoreError, sliding_window
+from headgate.observe import redact
+from headgate.stores import AsyncGate, Request, open_async_store
 from headgate_server.cli.common import Commands, from_to, read_policy
 from headgate_server.cli.terminal import progress
 
@@ -141,7 +139,7 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
     store = open_async_store(url)
     try:
         # Not a limiter's: what it does about an outage would hide it.
-        gate = store.bind_async(name, rules_from([_RULE]))
+        gate = store.bind_async(name, (sliding_window(_RULE),))
         await gate.ask(Request("peek", keys[0]))  # connects, and registers scripts, before time is taken
         latencies: array[int] = array("Q")
         start = time.perf_counter_ns()

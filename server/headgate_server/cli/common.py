@@ -197,7 +197,7 @@ def existing_policy(file: str) -> str:
 
 def redacted(error: Exception) -> str:
     """Return what an error says, in one line and without credentials."""
-    from headgate.observe.redaction import redact
+    from headgate.observe import redact
 
     return redact(" ".join(str(error).split())) or type(error).__name__
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 from headgate.keys import Key
-from headgate.observe.redaction import redact
+from headgate.observe import redact
 from headgate.rules import REQUESTS, SHARED
 from headgate.usage import RuleUsage
 from headgate_server.cli.common import Failure, read_policy

@@ -38,8 +38,8 @@ def add(commands: Commands) -> None:
         "check",
         "check a policy file, and say in plain words what it means",
         _check,
-        about="Everything that is wrong is said at once, with line and column; what is allowed but hardly meant is a "
-        "warning. Environment variables that begin with HEADGATE_ replace "
+        about="The first mistake is shown with line and column. A valid setting that is probably not intended "
+        "is a warning. Environment variables that begin with HEADGATE_ replace "
         "single values, as they do for the server: HEADGATE_LIMITERS__LOGIN__RULES is limiters.login.rules.",
         examples=[
             "headgate check",
@@ -109,28 +109,33 @@ def add(commands: Commands) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Say what a policy means, or everything that is wrong with it."""
-    from headgate.policy import explain, parse_policy
-    from headgate.policy.load import read_policy
-    from headgate.policy.mistakes import find_mistakes, find_warnings
+    """Print what a policy means, or the first mistake in it."""
+    from headgate.policy import PolicyError, explain, find_warnings, parse_policy, read_policy
 
     if options.file == "-":
         source, text = "standard input", sys.stdin.read()
     else:
         source, text = options.file, read_policy(existing_policy(options.file))
-    mistakes = find_mistakes(text, source, os.environ)
-    policy = None if mistakes else parse_policy(text, source, os.environ)
+    policy, mistake = None, None
+    try:
+        policy = parse_policy(text, source, os.environ)
+    except PolicyError as error:
+        mistake = error
     warnings = [] if policy is None else list(find_warnings(policy, text, os.environ))
     stores = None if policy is None or not options.connect else _ask_stores(policy)
     failures = sum(store["reason"] is not None for store in stores or ())
     if options.json:
-        places = [{"line": each.line, "column": each.column, "message": redacted(each)} for each in mistakes]
-        found = {"ok": not mistakes and not failures, "mistakes": places, "warnings": warnings}
+        place = mistake and {"line": mistake.line, "column": mistake.column, "message": redacted(mistake)}
+        found: dict[str, object] = {
+            "ok": mistake is None and not failures,
+            "mistake": place,
+            "warnings": warnings,
+        }
         found |= {"words": None if policy is None else explain(policy), "stores": stores}
         print(json.dumps(found, indent=2))
     else:
-        for each in mistakes:
-            print(f"headgate: {redacted(each)}", file=sys.stderr)
+        if mistake is not None:
+            print(f"headgate: {redacted(mistake)}", file=sys.stderr)
         for warning in warnings:
             print(f"headgate: warning: {warning}", file=sys.stderr)
         if policy is not None:
@@ -139,7 +144,7 @@ def _check(options: argparse.Namespace) -> int:
             print("", *(f"{each['store']}: {each['reason'] or 'can count'}" for each in stores), sep="\n")
     if failures:
         raise Failure(f"{failures} of {len(stores or ())} stores cannot count")
-    return 1 if mistakes else 0
+    return 0 if mistake is None else 1
 
 
 def _ask_stores(policy: Policy) -> list[dict[str, str | None]]:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from headgate import ConfigError, StoreMisconfigured
 from headgate.client import ServerStore
-from headgate.errors import ConfigError, StoreMisconfigured
 from headgate_server.cli.common import TOKEN_VARIABLE, Failure
 
 PATIENCE = 10.0

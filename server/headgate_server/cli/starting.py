@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import headgate
-from headgate import _build
+from headgate import build
 from headgate_server.cli.common import Commands
 
 
@@ -36,7 +36,7 @@ def _tour(options: argparse.Namespace) -> None:
 
 def version() -> str:
     """Return which Headgate this is."""
-    return f"headgate {headgate.__version__}, core {_build.describe()}"
+    return f"headgate {headgate.__version__}, core {build.describe()}"
 
 
 def _version(options: argparse.Namespace) -> None:

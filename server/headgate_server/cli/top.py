@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from headgate.errors import StoreUnavailable
+from headgate import StoreUnavailable
 from headgate_server.cli.common import DEFAULT_SERVER, Commands, add_server
 from headgate_server.cli.terminal import Style
 from headgate_server.wording import printable

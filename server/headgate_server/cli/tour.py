@@ -8,12 +8,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from headgate._sync.limiter import Limiter
+from headgate import Decision, Limiter, fixed_window, sliding_window, token_bucket
 from headgate.clock import Clock, SteadyClock
-from headgate.decision import Decision
-from headgate.rules import fixed_window, sliding_window, token_bucket
 from headgate.stores import MemoryStore, SQLiteStore
-from headgate.testing.clock import FakeClock
+from headgate.testing import FakeClock
 from headgate_server.cli.terminal import Style
 
 Say = Callable[[str], None]

@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
+from headgate import Rule, StoreUnavailable
 from headgate.client import KeyState, ServerLimiter, ServerStore
-from headgate.errors import StoreUnavailable
 from headgate.keys import Key
-from headgate.observe.redaction import redact
-from headgate.policy import LimiterPolicy, Policy
-from headgate.policy.counted import out_of_reach
-from headgate.policy.model import known_tiers
-from headgate.rules import SHARED, Rule
-from headgate.stores import Store, open_store
-from headgate.stores.request import Request
-from headgate.usage import RuleUsage, usage_of
+from headgate.observe import redact
+from headgate.policy import LimiterPolicy, Policy, known_tiers
+from headgate.rules import SHARED
+from headgate.stores import Request, Store, open_store
+from headgate.usage import RuleUsage, usage_of, with_unreachable_limits
 from headgate_server.cli.remote import understood
 
 
@@ -142,7 +139,9 @@ class _StoreView:
         store = self._opened(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
-        counted, _ = store.bind(self.name, tuple(map(out_of_reach, rules))).ask(Request("peek", key, 0, tier))
+        counted, _ = store.bind(self.name, tuple(map(with_unreachable_limits, rules))).ask(
+            Request("peek", key, 0, tier)
+        )
         for_one_more, _ = store.bind(self.name, rules).ask(Request("peek", key, 1, tier))
         for rule, at_zero, one_more in zip(rules, counted.results, for_one_more.results, strict=True):
             yield usage_of(rule, at_zero, one_more, shadow=shadow)

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headgate import CostTooHigh, Decision, Rule
 from headgate.clock import SteadyClock
-from headgate.decision import Decision
-from headgate.errors import CostTooHigh
-from headgate.hooks import Hooks
-from headgate.policy import LimiterPolicy, ShadowCount
-from headgate.policy._sync.live import Version
-from headgate.rules import SHARED, Rule
-from headgate.stores import MemoryStore
-from headgate.stores.request import new_request
+from headgate.policy import LimiterPolicy, ShadowCount, Version
+from headgate.rules import SHARED
+from headgate.stores import MemoryStore, Request
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.requests import LoggedRequest
 
@@ -64,7 +60,7 @@ class ReplayedLimiter:
         self._clock = ReplayClock()
         self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
         alone = replace(policy, store="memory://", on_store_error="open", deadline=None)
-        self._version = Version(alone, self._store, None, None, Hooks(()), None)
+        self._version = Version(alone, self._store)
         self._ask = self._version.gate.ask
 
     @property
@@ -80,7 +76,7 @@ class ReplayedLimiter:
         """
         self._clock.at = request.at
         try:
-            return self._ask(new_request("hit", request.key, request.cost, request.tier, None))[0]
+            return self._ask(Request("hit", request.key, request.cost, request.tier))[0]
         except CostTooHigh:
             return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.errors import ConfigError
+from headgate import ConfigError
 
 
 class ReplayError(ConfigError):

@@ -26,7 +26,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from headgate.http.address import peer_key
+from headgate.http import peer_key
 from headgate_server.replay.errors import ReplayError
 
 Row = Any

@@ -8,6 +8,7 @@ be deleted.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import tempfile
@@ -16,13 +17,14 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from headgate import ConfigError, Decision, Hook
 from headgate.clock import Clock, WallClock
 from headgate.costs import total
-from headgate.decision import Decision
-from headgate.errors import ConfigError
-from headgate.hooks import Call, Hook, logger
 from headgate.keys import Key, PlainKey
+from headgate.observe import Call
 from headgate_server.replay.recorded import record_line
+
+logger = logging.getLogger("headgate")
 
 __all__ = ["DecisionRecorder"]
 

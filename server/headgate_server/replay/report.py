@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from headgate import Rule
 from headgate.clock import MICROSECONDS
 from headgate.policy import in_words
-from headgate.rules import Rule
 from headgate_server.replay.requests import BadLines, LogCounts
 from headgate_server.replay.running import Replayed
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import IO
 
+from headgate import ConfigError, Decision
 from headgate.clock import MICROSECONDS
-from headgate.decision import Decision
-from headgate.errors import ConfigError
-from headgate.observe.top import TopKeys
+from headgate.observe import TopKeys
 from headgate.policy import LimiterPolicy
 from headgate_server.replay.engine import ReplayedLimiter
 from headgate_server.replay.requests import LogCounts, LoggedRequest, caller_name

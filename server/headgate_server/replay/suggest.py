@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from headgate import CostTooHigh, Rule, sliding_window, token_bucket
 from headgate.clock import MICROSECONDS
-from headgate.errors import CostTooHigh
 from headgate.policy import LimiterPolicy, parse_policy
 from headgate.quota import Quota
-from headgate.rules import Rule, sliding_window, token_bucket
-from headgate.stores import Gate, MemoryStore
-from headgate.stores.request import Request, new_request
+from headgate.stores import Gate, MemoryStore, Request
 from headgate_server.describe import toml_key
 from headgate_server.replay.engine import MAX_KEYS, ReplayClock
 from headgate_server.replay.errors import ReplayError
@@ -290,7 +288,7 @@ def _search(trace: RequestTrace, searches: list[Search], found: Profile, allowed
 
 
 def _request(caller: str, cost: int) -> Request:
-    return new_request("hit", caller, cost, None, None)
+    return Request("hit", caller, cost)
 
 
 def suggestion(

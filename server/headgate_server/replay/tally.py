@@ -6,8 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
-from headgate.decision import Decision
-from headgate.observe.top import TopKeys
+from headgate import Decision
+from headgate.observe import TopKeys
 from headgate.policy import in_words
 from headgate_server.replay.engine import ReplayedLimiter
 from headgate_server.replay.requests import LoggedRequest

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from headgate import StoreError, StoreTimeout
-from headgate.circuit import AsyncCircuit, Breaker
+from headgate.outage import AsyncCircuit, Breaker
 
 
 class Outages:

@@ -15,8 +15,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from headgate import AsyncLimiter, ConfigError, Hook, StoreUnavailable
-from headgate.circuit import breaker_of
 from headgate.clock import Clock, SteadyClock
+from headgate.outage import breaker_of
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate_services.common.health import add_health, add_metrics

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headgate import StoreError
-from headgate.circuit import AsyncCircuit, Breaker
+from headgate.outage import AsyncCircuit, Breaker
 from headgate.stores.kv import KV, KeyTurns
 
 DEFAULT_CAPACITY = 10_000

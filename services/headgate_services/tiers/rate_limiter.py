@@ -17,8 +17,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from headgate import StoreConflict, StoreError, StoreMisconfigured, StoreUnavailable
-from headgate.circuit import AsyncCircuit, Breaker
 from headgate.clock import Clock
+from headgate.outage import AsyncCircuit, Breaker
 from headgate.stores.redis import is_refusal
 from headgate_services.tiers.backends import (
     UNREADABLE,

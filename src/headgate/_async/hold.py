@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from headgate._asking import Awaiting
 from headgate._concurrency import run_without_waiting
-from headgate._holding import Holding, ObservedHolding
+from headgate._holding import HoldBase, ObservedHoldBase
 from headgate.clock import instant
 from headgate.costs import Cost
 from headgate.decision import Decision
@@ -16,7 +16,7 @@ from headgate.errors import HeadgateError, StoreError
 from headgate.stores.base import AsyncGate
 
 
-class AsyncHold(Holding):
+class AsyncHold(HoldBase):
     """Units taken from a limiter, to be settled at their true cost or released.
 
     It can be asked like a decision: true if the units were taken. As a context manager it raises `RateLimited` on entry
@@ -138,7 +138,7 @@ class AsyncHold(Holding):
             await self.release()
 
 
-class AsyncObservedHold(ObservedHolding, AsyncHold):
+class AsyncObservedHold(ObservedHoldBase, AsyncHold):
     """A hold that calls hooks when it ends."""
 
 

@@ -3,74 +3,118 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from math import inf
 from typing import Any, ParamSpec, TypeVar
 
 from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.resilience import AsyncResilient
-from headgate._async.turns import AsyncTurns
 from headgate._concurrency import AsyncEvent, check_coroutine_function, run_without_waiting
-from headgate._limiting import Limiting
+from headgate._limiting import LimiterBase
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import RateLimited
+from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
-from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncGate, AsyncStore
-from headgate.stores.request import Operation
+from headgate.outage._async.gate import AsyncResilientGate
+from headgate.outage.binding import bind
+from headgate.outage.policies import OnOverload, OnStoreError
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for
+from headgate.rules import Rule
+from headgate.stores.base import AsyncGate, AsyncStore, Operation, check_deadline
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
+class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
         rules: Rules, or text like `"5/minute"` or `"5/minute; 50/hour"`. Without any, everything is admitted.
-        name: Part of the identity of what is counted; needed when the store is not the limiter's own.
-        store: A store or its URL (`sqlite:///path`, …); by default memory of this limiter's own.
-        clock: Where time comes from, instead of the store's own clock.
-        on_store_error: What to answer when the store cannot be asked: `"open"` admits, `"closed"` refuses,
-            `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
-            `"open"`, and the errors of any other are raised.
-        deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
-            If it is shorter than the store's own, what it gives up says nothing about the store.
-        on_overload: What to answer when this process is too busy to send a call in time: `"refuse"`, or by `"policy"`
-            as if the store were down.
-        hooks: What hears of the limiter's decisions; see `headgate.hooks`.
-        quotas: A function of a call's key and tier that says by which quota it is decided, if not by that of the tier: for
-            quotas that live in a database. It returns what `quota=` takes, or `None`.
-        quotas_for: Seconds for which that is kept; 0 asks the function at every call.
+        name: Part of the identity of its counts; required with `store=`.
+        store: A store or its URL (`sqlite:///path`, …); by default private memory.
+        clock: A clock to use instead of the store's.
+        on_store_error: The answer when the store is down: `"open"` admits, `"closed"` refuses,
+            `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. The default is `"open"` for network
+            stores and `"raise"` for all others.
+        deadline: Seconds before a call to a network store is abandoned; by default the store's deadline. A timeout of a
+            shorter deadline is not evidence that the store is down.
+        on_overload: The answer when this process is too busy to send a call in time: `"refuse"`, or `"policy"` for the
+            answer of `on_store_error`.
+        hooks: Hooks called on every decision; see `headgate.observe`.
+        quotas: A function from a call's key and tier to its quota, for quotas that live in a database. It returns a value
+            for `quota=`, or `None` for the quota of the tier.
+        quotas_for: Seconds for which its results are cached; 0 calls the function every time.
 
-    Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by what the
-    rules count, as in `{"tokens": 800}`; without `requests`, one of them. Calls that count take `now=`, a time in seconds
-    since the epoch to decide at; do not mix it with the store's own time on one key. `quota=` is a quota for this call
-    alone, text or a `Quota`; of a limiter with several rules, a mapping by their names. What was counted stays.
+    Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by unit, as
+    in `{"tokens": 800}`; if it does not name `requests`, that is 1. Counting calls accept `now=`, the time of the decision
+    in seconds since the epoch; do not mix it with the store's time on one key. `quota=` is a quota for this call alone:
+    text, a `Quota`, or a mapping by rule name. The counts stay.
 
     Attributes:
         rules: The rules, in order.
-        units: What they count.
+        units: The units of the rules.
         name: The limiter's name; empty if it has none.
-        store: Where it counts.
-        new_hold: What makes a hold of its parts.
-        health: How the store has been doing.
+        store: The store.
+        new_hold: Hold factory.
+        health: The health of the store.
     """
 
-    _bind = "bind_async"
-    _turns_type = AsyncTurns
-    _unlimited_type = AsyncUnlimited
-    _resilient_type = AsyncResilient
-    _timed_type = AsyncTimed
-    _quoted_type = AsyncQuoted
-    _observed_type = AsyncObserved
-    _hold_type = AsyncHold
-    _observed_hold_type = AsyncObservedHold
-
     new_hold: Callable[..., AsyncHold]
+
+    def __init__(
+        self,
+        *rules: str | Rule,
+        name: str | None = None,
+        store: AsyncStore | str | None = None,
+        clock: Clock | None = None,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        on_overload: OnOverload = "refuse",
+        hooks: Iterable[Hook] = (),
+        quotas: QuotaFunction | None = None,
+        quotas_for: float = 60.0,
+    ) -> None:
+        if deadline is not None:
+            check_deadline(deadline)
+        check_kept_for("quotas_for=", quotas_for)
+        self._prepare(rules, name, store, clock, "bind_async")
+        try:
+            gate: AsyncGate = AsyncUnlimited()
+            if self.rules or self.store.has_rules:
+                gate, self.health, self._ping = bind(
+                    self.store,
+                    self.store.bind_async,
+                    AsyncResilientGate,
+                    self.name,
+                    self.rules,
+                    on_store_error,
+                    deadline,
+                    on_overload,
+                )
+            if store is not None and clock is not None:
+                gate = AsyncTimed(gate, clock)  # a private memory store has the clock already
+            if quotas is not None:
+                self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+                gate = AsyncQuoted(gate, self.quotas, self._turn_of)
+            called = Hooks(hooks) if hooks else None
+            self.gate, self.new_hold = self._wrap(gate, called)
+            if called is not None:
+                called.attached(self)
+        except BaseException:
+            if self._handle is not None:
+                self._handle.close()
+            raise
+
+    def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
+        """Return the gate with hooks, and the hold factory."""
+        if hooks is None:
+            return gate, AsyncHold
+        observed = AsyncObserved(gate, self.name, self.units, hooks)
+        return observed, functools.partial(AsyncObservedHold, hooks, self.name)
 
     async def record(
         self,
@@ -153,14 +197,14 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        if deadline is not None and self._turns.taken(turn):
-            # Behind others no call is admitted sooner than alone: if that is too late, queueing is in vain.
+        if deadline is not None and self._queue.is_taken(turn):
+            # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
             alone = await self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
         ticket = AsyncEvent()
         try:
-            if not await self._turns.take(turn, ticket, timeout):
+            if not (self._queue.join(turn, ticket) or await self._comes_to_front(turn, ticket, timeout)):
                 raise RateLimited((await self.check(key, cost, tier=tier, quota=quota)).as_refused())
             # With the condition in its head, the loop would jump back outside of the `try` on Python 3.12 and 3.13.
             while True:
@@ -172,11 +216,22 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
                 await self._clock.asleep(decision.retry_after or 0)
         finally:
             ticket.is_over = True  # ahead of the call, at which a signal handler could raise
-            self._turns.leave(turn, ticket)
+            self._queue.leave(turn, ticket)
         return decision
 
+    async def _comes_to_front(self, turn: object, ticket: AsyncEvent, timeout: float | None) -> bool:
+        """Wait until a ticket is at the front of its queue; return false after `timeout` seconds."""
+        ends = inf if timeout is None else ticket.time() + timeout
+        while True:
+            pause, left = self._queue.pause(turn), ends - ticket.time()
+            if await ticket.wait(min(pause, left)):
+                return True
+            if left <= pause:
+                return False
+            self._queue.call_first(turn)
+
     async def reset(self, key: Key | None = None) -> None:
-        """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
+        """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for everybody."""
         await self.gate.reset(key)
 
     async def ping(self) -> None:
@@ -227,7 +282,7 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
                     run_without_waiting(hold.settle(hold.cost))
                     raise
                 # end async only
-                finally:  # whatever it raises, it was called: only its places are free again
+                finally:  # also after an exception: the function was called, so only its places are freed
                     await hold.settle(hold.cost)
 
             return guarded
@@ -235,7 +290,7 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         return decorate
 
     def in_memory(self, clock: Clock | None) -> AsyncLimiter:
-        """Return a limiter that decides as this one does but has counted nothing, in memory of its own, for tests."""
+        """Return a limiter with the same rules and no counts, in private memory, for tests."""
         if self.quotas is None:
             return AsyncLimiter(*self.rules, clock=clock)
         return AsyncLimiter(

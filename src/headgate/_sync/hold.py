@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import overload
 
-from headgate._holding import Holding, ObservedHolding
+from headgate._holding import HoldBase, ObservedHoldBase
 from headgate.clock import instant
 from headgate.costs import Cost
 from headgate.decision import Decision
@@ -15,7 +15,7 @@ from headgate.errors import HeadgateError, StoreError
 from headgate.stores.base import Gate
 
 
-class Hold(Holding):
+class Hold(HoldBase):
     """Units taken from a limiter, to be settled at their true cost or released.
 
     It can be asked like a decision: true if the units were taken. As a context manager it raises `RateLimited` on entry
@@ -133,5 +133,5 @@ class Hold(Holding):
             self.release()
 
 
-class ObservedHold(ObservedHolding, Hold):
+class ObservedHold(ObservedHoldBase, Hold):
     """A hold that calls hooks when it ends."""

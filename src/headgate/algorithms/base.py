@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headgate.decision import Verdict
 from headgate.errors import CostTooHigh
@@ -24,6 +24,15 @@ State = tuple[int, ...]
 """What a store keeps per rule and key."""
 Receipt = tuple[int, ...]
 """What is needed to give back the units of a hold, for one rule."""
+
+Receipts = tuple[tuple[object, Receipt], ...]
+"""The receipts of a hold by rule: the place where its units were charged, and the algorithm's receipt.
+
+The receipt of a rule that was not charged is empty.
+"""
+
+Operation = Literal["hit", "peek", "hold", "record", "renew"]
+"""Take units; only look; take units that may be given back; count units that were used already; extend leases."""
 
 
 class Algorithm(Protocol):

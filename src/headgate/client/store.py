@@ -27,9 +27,9 @@ from headgate.client.wire import (
 from headgate.costs import Cost, check_whole
 from headgate.hooks import Hook
 from headgate.keys import Key, key_to_data
+from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
-from headgate.stores.failure import OnStoreError
 from headgate.stores.remote._async.gate import AsyncRemoteGate
 from headgate.stores.remote._sync.gate import RemoteGate
 from headgate.stores.remote.encoding import EncodedRequest

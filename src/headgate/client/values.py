@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
-from headgate.stores.failure import OnStoreError
 from headgate.usage import RuleUsage
 
 

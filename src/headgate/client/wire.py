@@ -15,9 +15,9 @@ from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.clock import to_microseconds
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreMisconfigured, StoreUnavailable
+from headgate.outage.policies import policy_from_data
 from headgate.quota import Quotas
 from headgate.rules import REQUESTS, Kind, Rule, calendar, concurrent, make_rule
-from headgate.stores.failure import policy_from_data
 from headgate.usage import RuleUsage
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@
 - `headgate.http.testing`: fresh_limits and limits_off, for tests of such applications
 """
 
-from headgate.http.address import Proxies, client_address
+from headgate.http.address import Proxies, client_address, peer_key
 from headgate.http.headers import Headers, Writer
 from headgate.http.keys import by_address, by_all, by_header, by_route, by_user
 from headgate.http.problems import Answer, problem, refusal, too_costly
@@ -27,6 +27,7 @@ __all__ = [
     "by_route",
     "by_user",
     "client_address",
+    "peer_key",
     "problem",
     "refusal",
     "too_costly",

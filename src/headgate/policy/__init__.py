@@ -1,27 +1,44 @@
 """The policy file: limiters, tiers, overrides and shadow rules, in TOML; read once, or followed as it changes."""
 
 from headgate.policy._async.live import AsyncLivePolicy, AsyncPolicyLimiter, AsyncVersion
-from headgate.policy._sync.live import LivePolicy, PolicyLimiter
-from headgate.policy.explain import explain, in_words
-from headgate.policy.load import load_policy, parse_policy
-from headgate.policy.model import LimiterPolicy, Policy, PolicyError, ServerPolicy, TokenPolicy
+from headgate.policy._sync.live import LivePolicy, PolicyLimiter, Version
+from headgate.policy.explain import explain, find_warnings, in_words
+from headgate.policy.load import load_policy, parse_policy, read_policy
+from headgate.policy.model import (
+    OVERRIDE,
+    PERMISSIONS,
+    LimiterPolicy,
+    Permission,
+    Policy,
+    PolicyError,
+    ServerPolicy,
+    TokenPolicy,
+    known_tiers,
+)
 from headgate.policy.shadows import SHADOW, ShadowCount
 
 __all__ = [
+    "OVERRIDE",
+    "PERMISSIONS",
     "SHADOW",
     "AsyncLivePolicy",
     "AsyncPolicyLimiter",
     "AsyncVersion",
     "LimiterPolicy",
     "LivePolicy",
+    "Permission",
     "Policy",
     "PolicyError",
     "PolicyLimiter",
     "ServerPolicy",
     "ShadowCount",
     "TokenPolicy",
+    "Version",
     "explain",
+    "find_warnings",
     "in_words",
+    "known_tiers",
     "load_policy",
     "parse_policy",
+    "read_policy",
 ]

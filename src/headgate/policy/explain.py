@@ -1,21 +1,34 @@
-"""What a policy means, in plain words."""
+"""A policy in plain words: its meaning, warnings about it, and the changes between two versions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 from headgate.observe.redaction import redact
-from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
+from headgate.outage.policies import Local, OnStoreError
+from headgate.policy.environment import PREFIX, variables_of
+from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy, known_tiers
 from headgate.quota import Quota, format_period
 from headgate.rules import REQUESTS, SHARED, Rule
-from headgate.stores.failure import Local, OnStoreError
+
+T = TypeVar("T", LimiterPolicy, ServerPolicy)
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTES = {
     "fixed_window": "in windows by the clock, so up to twice as many around an edge",
     "sliding_log": "exact to the microsecond",
 }
+
+_READ_AT_START = frozenset({"host", "port", "record", "record_bytes", "record_keys", "history"})
+"""Settings of the server that need a restart."""
+
+_OTHER_VARIABLES = frozenset({"HEADGATE_TOKEN", "HEADGATE_PURE"})
+_TEST_VARIABLES = "HEADGATE_TEST_"
 
 
 def explain(policy: Policy) -> str:
@@ -124,3 +137,99 @@ def _failure(on_store_error: OnStoreError) -> str:
     if isinstance(on_store_error, Local):
         return f"each process admits {on_store_error.share * 100:g}% of every limit by itself"
     return "everything is admitted" if on_store_error == "open" else "everything is refused"
+
+
+# Warnings
+
+
+def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each valid setting that is probably not intended.
+
+    Args:
+        policy: The policy.
+        text: The text of its file.
+        environment: Variables that may replace single values.
+    """
+    for limiter in policy.limiters.values():
+        yield from _limiter_warnings(limiter)
+    if not policy.server.tokens and not policy.server.is_private:
+        yield (
+            f"[server] host = {policy.server.host!r} can be reached from other machines and there are no tokens, so the "
+            "server will not start; `headgate token` makes one"
+        )
+    for name, token in policy.server.tokens.items():
+        if token.expires is not None and token.expires <= time.time():
+            yield f"the token {name!r} has expired; take it out, or `headgate token` makes another one"
+    known = sorted(variables_of(text))
+    for variable in sorted(environment):
+        if not variable.startswith(PREFIX) or variable.startswith(_TEST_VARIABLES):
+            continue
+        if variable not in known and variable not in _OTHER_VARIABLES:
+            near = get_close_matches(variable, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"environment variable {variable} sets nothing{hint}"
+
+
+def _limiter_warnings(limiter: LimiterPolicy) -> Iterator[str]:
+    if not limiter.rules:
+        only = " but shadow rules" if limiter.shadow else ""
+        yield f"limiter {limiter.name!r} has no rules{only}, so it admits everything"
+    tiers = known_tiers((*limiter.rules, *limiter.shadow))
+    if limiter.default_tier is not None and limiter.default_tier not in tiers:
+        there = f"there is {', '.join(sorted(map(repr, tiers)))}" if tiers else "there are none"
+        yield f"limiter {limiter.name!r}: no rule knows the default_tier {limiter.default_tier!r}; {there}"
+
+
+# Changes
+
+
+def describe_changes(old: Policy, new: Policy) -> list[str]:
+    """Return each change in a few words, without secrets."""
+    found = list(_changed_limiters(old.limiters, new.limiters))
+    if server := list(_changed_server(old.server, new.server)):
+        found.append(f"server: {', '.join(server)}")
+    return found
+
+
+def _changed_server(old: ServerPolicy, new: ServerPolicy) -> Iterator[str]:
+    for name in _different(old, new):
+        yield f"{name} (after a restart)" if name in _READ_AT_START else name
+
+
+def _changed_limiters(old: Mapping[str, LimiterPolicy], new: Mapping[str, LimiterPolicy]) -> Iterator[str]:
+    for name, limiter in new.items():
+        if name not in old:
+            yield f"{name} is new"
+        elif limiter != old[name]:
+            yield f"{name}: {', '.join(_changed_parts(old[name], limiter)) or 'order of rules'}"
+    for name in old.keys() - new.keys():
+        yield f"{name} is gone"
+
+
+def _changed_parts(old: LimiterPolicy, new: LimiterPolicy) -> Iterator[str]:
+    yield from _changed_rules(old.rules, new.rules, "")
+    yield from _changed_rules(old.shadow, new.shadow, "shadow ")
+    # A store's URL may have a password in it, and overrides may be many, so only their names are shown.
+    yield from (name for name in _different(old, new) if name not in ("name", "rules", "shadow"))
+
+
+def _different(old: T, new: T) -> Iterator[str]:
+    """Yield the names of the fields that differ."""
+    for part in fields(type(old)):
+        if part.compare and getattr(old, part.name) != getattr(new, part.name):
+            yield part.name
+
+
+def _changed_rules(old: tuple[Rule, ...], new: tuple[Rule, ...], what: str) -> Iterator[str]:
+    before: dict[str, Any] = {rule.name: rule for rule in old}
+    after = {rule.name: rule for rule in new}
+    for name, rule in after.items():
+        if name not in before:
+            yield f"{what}{name} {rule.text_of(rule.quota)} added"
+        elif rule.quota != before[name].quota:
+            old_text, new_text = (each.text_of(each.quota) for each in (before[name], rule))
+            yield f"{what}{name} " + (f"{old_text} -> {new_text}" if old_text != new_text else "changed")
+        elif rule != before[name]:
+            yield f"{what}{name} changed"
+    for name in before.keys() - after.keys():
+        yield f"{what}{name} removed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -9,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from headgate._checks import Unpicklable, check_kind
+from headgate._checks import Unpicklable, check_kind, is_number
 from headgate._fork import watch
 from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, HeadgateError, listed
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
-from headgate.policy.changes import changes
+from headgate.policy.explain import describe_changes
 from headgate.policy.load import parse_policy, policy_path, read_policy
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.rules import Rule, rules_from
@@ -177,15 +178,13 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         Limits apply at once to what has been counted already.
 
         Raises:
-            PolicyError: The file cannot be read or used, or a signal handler asks for it in the middle of a reload;
+            PolicyError: The file cannot be read or used, or this thread is reloading it already (from a signal handler);
                 everything stays as it was.
         """
         file = self._followed()
         with self._reloading:
             if self._reloader is threading.current_thread():
-                raise PolicyError(
-                    f"{file.path} is being reloaded by this very thread; use watch() to heed signals"
-                )
+                raise PolicyError(f"{file.path} is being reloaded by this thread already")
             self._reloader = threading.current_thread()
             try:
                 changed = self._renew(file)
@@ -200,20 +199,18 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             self._tell()
         return bool(changed)
 
-    def _look(self, asked: bool) -> None:
-        """Reload if the file has changed, or on request (SIGHUP). It never raises."""
+    def _look(self) -> None:
+        """Reload if the file has changed; log errors instead of raising them."""
         file, known = self._followed(), self.last_error
         try:
-            if not asked and not file.has_changed():
-                return
-            if not self.reload() and (asked or known is not None):
+            if file.has_changed() and not self.reload() and known is not None:
                 logger.info("%s was read again: nothing has changed", file.path)
         except PolicyError as error:
-            if asked or str(error) != known:
+            if str(error) != known:
                 logger.error("the policy stays as it was: %s", error)
-        except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
+        except Exception as error:  # noqa: BLE001  # watching must go on, because the next file may be right
             self.last_error = redact(repr(error))
-            if asked or self.last_error != known:
+            if self.last_error != known:
                 logger.exception("the policy stays as it was: unexpected error")
 
     def _followed(self) -> PolicyFile:
@@ -230,7 +227,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             raise PolicyError(
                 f"{file.path}: {names} would be gone; if the file was not cut off, write allow_removal = true at its top"
             )
-        changed = changes(self.policy, policy)
+        changed = describe_changes(self.policy, policy)
         try:
             self._use(policy)
         except PolicyError as error:
@@ -300,3 +297,76 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
                 tell()
             except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
                 logger.exception("%r failed when it was called for a new policy", tell)
+
+
+class Watching:
+    """A thread that watches a policy file; it ends with `stop`, with its `with` block, or with the process."""
+
+    def __init__(self, look: Callable[[], None], every: float) -> None:
+        self._look = look
+        self._every = every
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headgate-policy", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and wait for its end. Any thread may call this, more than once."""
+        self._stopping.set()
+        # A function that the thread calls for a new policy may stop it, too.
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every):
+            self._look()
+
+    def __enter__(self) -> Watching:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+class AsyncWatched(LiveLimiters[L]):
+    """A policy that a task keeps up to date with its file."""
+
+    async def watch(self, every: float = 1.0) -> None:
+        """Reload whenever the file changes, until cancelled.
+
+        An invalid file is logged and reported in `last_error`; the previous policy stays in force.
+
+        Args:
+            every: Seconds between two reads of the file.
+
+        Raises:
+            ConfigError: `every` is not a positive number.
+        """
+        self._followed()
+        _check_pause(every)
+        while True:
+            await asyncio.sleep(every)
+            self._look()
+
+
+class Watched(LiveLimiters[L]):
+    """A policy that a thread keeps up to date with its file."""
+
+    def watch(self, every: float = 1.0) -> Watching:
+        """Reload whenever the file changes, in a thread that ends with `stop()` or its `with` block.
+
+        An invalid file is logged and reported in `last_error`; the previous policy stays in force.
+
+        Args:
+            every: Seconds between two reads of the file.
+
+        Raises:
+            ConfigError: `every` is not a positive number.
+        """
+        self._followed()
+        _check_pause(every)
+        return Watching(self._look, every)
+
+
+def _check_pause(every: float) -> None:
+    if not is_number(every) or not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
+        raise ConfigError(f"every= is seconds above 0, not {every!r}")

@@ -44,9 +44,8 @@ import contextlib
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from copy import deepcopy
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from os import PathLike
 from pathlib import Path as FilePath
@@ -57,6 +56,8 @@ from headgate._checks import check_kind
 from headgate._limiting import HeaderStyle
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
+from headgate.outage.policies import OnOverload, OnStoreError, policy_from_data
+from headgate.policy.environment import LIMITER_KEYS, SERVER_KEYS, TOKEN_KEYS, replace_values
 from headgate.policy.model import (
     OVERRIDE,
     PERMISSIONS,
@@ -76,24 +77,9 @@ from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, per
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
 from headgate.stores import check_url
 from headgate.stores.base import check_deadline
-from headgate.stores.failure import OnOverload, OnStoreError, policy_from_data
 
 T = TypeVar("T")
 
-ENVIRONMENT_PREFIX = "HEADGATE_"
-
-_LIMITER_KEYS = {
-    "rules",
-    "store",
-    "on_store_error",
-    "on_overload",
-    "deadline",
-    "headers",
-    "default_tier",
-    "overrides",
-}
-_SERVER_KEYS = frozenset(field.name for field in fields(ServerPolicy))
-_TOKEN_KEYS = frozenset(field.name for field in fields(TokenPolicy))
 _RULE_KEYS = {
     "quota",
     "kind",
@@ -159,16 +145,9 @@ def parse_policy(text: str, source: str = "policy", environment: Mapping[str, st
     if not isinstance(text, str):  # not shown: it may have passwords in it
         raise ConfigError(f"parse_policy takes text, not {type(text).__name__}; load_policy reads a file")
     check_kind("environment", environment, Mapping | None, "a mapping like os.environ")
-    return read_document(text, source, environment or {})
-
-
-def read_document(
-    text: str, source: str, environment: Mapping[str, str], document: dict[str, Any] | None = None
-) -> Policy:
-    """Return the policy of a text, or of a document that was made of it."""
     try:
-        document = tomllib.loads(text) if document is None else deepcopy(document)
-        return _PolicyReader(document, source, positions(text), environment).policy()
+        document = tomllib.loads(text)
+        return _PolicyReader(document, source, positions(text), environment or {}).policy()
     except PolicyError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -202,8 +181,7 @@ class _PolicyReader:
         self.document = document
         self.source = source
         self.places = places
-        self.variables: dict[Path, str] = {}
-        self._replace_from(environment)
+        self.variables = replace_values(document, environment)
 
     def policy(self) -> Policy:
         document = _Section(self, self.document, (), {"allow_removal", "store", "limiters", "server"})
@@ -213,12 +191,12 @@ class _PolicyReader:
             raise document.error('no limiters; write for example [limiters.login] with rules = ["5/minute"]')
         return Policy(
             MappingProxyType({name: self._limiter(limiters, name, url) for name in limiters.values}),
-            self._server(document.section("server", _SERVER_KEYS)),
+            self._server(document.section("server", SERVER_KEYS)),
             document.flag("allow_removal", False),
         )
 
     def _limiter(self, limiters: _Section, name: str, default_store: str) -> LimiterPolicy:
-        table = limiters.section(name, _LIMITER_KEYS)
+        table = limiters.section(name, LIMITER_KEYS)
         if "rules" not in table.values:
             raise table.error(f'limiter {name!r} has no rules; write for example rules = ["5/minute"]')
         specs = table.values["rules"]
@@ -371,14 +349,14 @@ class _PolicyReader:
         tokens: dict[str, TokenPolicy] = {}
         names: dict[str, str] = {}
         for name in table.values:
-            token = tokens[name] = self._token(table.section(name, _TOKEN_KEYS))
+            token = tokens[name] = self._token(table.section(name, TOKEN_KEYS))
             other = names.setdefault(token.sha256, name)
             if other != name:
                 raise table.error(f"{other!r} has the same token; make another one", name, "sha256")
         return tokens
 
     def _token(self, table: _Section) -> TokenPolicy:
-        if not table.values.keys() >= _TOKEN_KEYS - {"expires"}:
+        if not table.values.keys() >= TOKEN_KEYS - {"expires"}:
             raise table.error(
                 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
             )
@@ -418,27 +396,10 @@ class _PolicyReader:
     def error(self, path: Path, message: str) -> PolicyError:
         variable, place = self._origin(path)
         if variable is not None:
-            error = PolicyError(f"environment variable {variable}: {message}")
-        elif place is not None:
-            error = PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
-        else:
-            error = PolicyError(f"{self.source}: {message}")
-        error.path, error.variable = path, variable
-        return error
-
-    def _replace_from(self, environment: Mapping[str, str]) -> None:
-        paths: dict[str, list[Path]] = {}
-        for path in _replaceable(self.document):
-            paths.setdefault(_variable(path), []).append(path)
-        for variable in sorted(paths.keys() & environment.keys()):  # a table before what is in it
-            path, *others = paths[variable]
-            if others:
-                named = ", ".join(".".join(map(str, each)) for each in (path, *others))
-                raise PolicyError(
-                    f"environment variable {variable}: it may mean any of {named}; rename all but one"
-                )
-            if _put(self.document, path, _toml_or_text(environment[variable])):
-                self.variables[path] = variable
+            return PolicyError(f"environment variable {variable}: {message}")
+        if place is None:
+            return PolicyError(f"{self.source}: {message}")
+        return PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
 
 
 class _Section:
@@ -548,38 +509,6 @@ class _Section:
         return value
 
 
-def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the paths of the values that an environment variable may set, whether the file sets them or not."""
-    yield ("allow_removal",)
-    yield ("store", "url")
-    limiters = document.get("limiters")
-    for name in limiters if isinstance(limiters, dict) else ():
-        for key in sorted(_LIMITER_KEYS):
-            yield ("limiters", name, key)
-    for key in sorted(_SERVER_KEYS):
-        yield ("server", key)
-    server = document.get("server")
-    tokens = server.get("tokens") if isinstance(server, dict) else None
-    for name in tokens if isinstance(tokens, dict) else ():
-        for key in sorted(_TOKEN_KEYS):
-            yield ("server", "tokens", name, key)
-
-
-def variables_of(text: str) -> set[str]:
-    """Return the names of the environment variables that may set something in the policy of a text."""
-    return {_variable(path) for path in _replaceable(tomllib.loads(text))}
-
-
-def _put(table: object, path: Path, value: object) -> bool:
-    """Put a value into nested tables; false if there is something else in its place, which reading it will report."""
-    *towards, name = path
-    for part in towards:
-        table = table.setdefault(part, {}) if isinstance(table, dict) else None
-    if isinstance(table, dict):
-        table[name] = value
-    return isinstance(table, dict)
-
-
 def _with_tiers(rule: Rule, added: Mapping[str, Quota]) -> Rule:
     return replace(rule, tiers=MappingProxyType({**rule.tiers, **added}))
 
@@ -599,14 +528,3 @@ def _override_tiers(
         else {name: rule.tiers[tier] for name, tier in names.items() if tier in rule.tiers}
         for rule in rules
     ]
-
-
-def _variable(path: Path) -> str:
-    return ENVIRONMENT_PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path)
-
-
-def _toml_or_text(value: str) -> object:
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except (RecursionError, ValueError):
-        return value

@@ -11,15 +11,17 @@ from typing import Literal
 from headgate._limiting import HeaderStyle
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
+from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.rules import Rule
-from headgate.stores.failure import OnOverload, OnStoreError
 
 RecordKeys = Literal["plain", "hashed"]
 Permission = Literal["decide", "administer"]
+"""What the bearer of a token may do."""
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
+"""All permissions."""
 
 OVERRIDE = "override:"
-"""What the names of tiers begin with that stand for overrides; no tier of a file may."""
+"""Prefix of the tiers that stand for overrides; the tiers of a file cannot have it."""
 
 
 class PolicyError(ConfigError):
@@ -28,16 +30,12 @@ class PolicyError(ConfigError):
     Attributes:
         line: Line of the file, from 1; `None` if the error is not in the file (an environment variable).
         column: Column of that line, from 1.
-        path: What is wrong: the keys and places that lead to it; `None` if the text is no TOML.
-        variable: The environment variable that it is in, if it is in one.
     """
 
     def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(message)
         self.line = line
         self.column = column
-        self.path: tuple[str | int, ...] | None = None
-        self.variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeGuard, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeGuard, TypeVar
 
 from headgate._fork import watch
-from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh
@@ -92,20 +91,11 @@ class ShadowRule:
     Attributes:
         rule: The rule.
         candidate_for: The name of the live rule that it is a candidate for; `None` if for none.
-        tally: What it has answered.
+        tally: Counts of its answers.
     """
 
-    _limiter_type: ClassVar[Callable[..., Any]]
-    """A limiter with the rule alone."""
-
     def __init__(
-        self,
-        rule: Rule,
-        policy: LimiterPolicy,
-        store: object,
-        clock: Clock | None,
-        hooks: Hooks,
-        tally: ShadowTally,
+        self, rule: Rule, policy: LimiterPolicy, gate: Any, hooks: Hooks, tally: ShadowTally
     ) -> None:
         self.rule = rule
         self.candidate_for = policy.candidate_for.get(rule.name)
@@ -123,15 +113,7 @@ class ShadowRule:
             ),
             None,
         )
-        limiter = self._limiter_type(
-            rule,
-            name=policy.name,
-            store=store,
-            clock=clock,
-            on_store_error="open",
-            deadline=policy.deadline,
-        )
-        self._gate = limiter.gate
+        self._gate = gate
 
     def cost_in(self, cost: Costs) -> int:
         """Return what this rule is charged of a cost; nothing if no live rule counts the same."""
@@ -181,7 +163,7 @@ class ShadowRule:
 S = TypeVar("S", bound=ShadowRule)
 
 
-class PolicedRules(Generic[S]):
+class ShadowedRules(Generic[S]):
     """The operations of a limiter with a policy.
 
     Args:

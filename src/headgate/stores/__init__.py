@@ -15,30 +15,45 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from headgate.decision import UNLIMITED
 from headgate.errors import ConfigError
-from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store, check_deadline
-from headgate.stores.failure import Local, OnOverload, OnStoreError, local
+from headgate.stores.base import (
+    LONGEST_NOTE,
+    Answer,
+    AsyncGate,
+    AsyncNotes,
+    AsyncStore,
+    Gate,
+    Guarantees,
+    Operation,
+    Receipts,
+    Store,
+    check_deadline,
+)
+from headgate.stores.counters import OVERFLOW
 from headgate.stores.handle import StoreHandle
 from headgate.stores.memory import MemoryStore
-from headgate.stores.outage import Health
+from headgate.stores.request import Request
 from headgate.stores.sqlite import SQLiteStore
 from headgate.urls import check_credentials
 
 __all__ = [
+    "LONGEST_NOTE",
+    "OVERFLOW",
+    "UNLIMITED",
+    "Answer",
     "AsyncGate",
     "AsyncNotes",
     "AsyncStore",
     "Gate",
     "Guarantees",
-    "Health",
-    "Local",
     "MemoryStore",
-    "OnOverload",
-    "OnStoreError",
+    "Operation",
+    "Receipts",
+    "Request",
     "SQLiteStore",
     "Store",
     "check_url",
-    "local",
     "open_async_store",
     "open_store",
 ]

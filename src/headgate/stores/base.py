@@ -21,6 +21,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from headgate._checks import Unpicklable, is_number
 from headgate._fork import watch
 from headgate.algorithms import MAX_ENTRIES, Algorithm, Receipt, algorithm_for
+from headgate.algorithms.base import Operation as Operation
+from headgate.algorithms.base import Receipts as Receipts
 from headgate.clock import Clock, to_microseconds
 from headgate.costs import Costs, check_whole
 from headgate.decision import UNLIMITED, Decision
@@ -28,7 +30,6 @@ from headgate.errors import ConfigError, CostTooHigh, StoreConflict
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS, Quota, Quotas
 from headgate.rules import DEFAULT_BUCKETS, Rule
-from headgate.stores.request import Receipts as Receipts
 from headgate.stores.request import Request
 
 T = TypeVar("T")

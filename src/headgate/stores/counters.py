@@ -66,6 +66,7 @@ class _Overflow:
 
 
 OVERFLOW = _Overflow()
+"""The place in a receipt of units that a full memory store counted in its overflow state."""
 
 
 class Counters:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from headgate._checks import check_text
-from headgate.algorithms.base import Receipt
+from headgate.algorithms.base import Operation, Receipts
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.quota import Quotas
-
-Operation = Literal["hit", "peek", "hold", "record", "renew"]
-"""Take units; only look; take units that may be given back; count units that have been used already; extend leases."""
-
-Receipts = tuple[tuple[object, Receipt], ...]
-"""What a hold needs to give its units back: per rule, where they were charged and the algorithm's receipt.
-
-The receipt of a rule that was not charged is empty.
-"""
 
 
 class Request:

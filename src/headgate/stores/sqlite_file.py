@@ -21,7 +21,6 @@ from headgate._fork import watch
 from headgate.clock import Clock, WallClock, check_clock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
 from headgate.stores.base import REENTERED, Closing, Guarantees, HeldInForks, new_rlock, while_locked
-from headgate.stores.breaker import stop_probes
 
 __all__ = ["switch_to_wal"]
 
@@ -66,7 +65,7 @@ class SQLiteFile(Closing):
         self._worker: ThreadPoolExecutor | None = None
         self._worker_lock = watch(threading.Lock())
         self._takes_tasks = True
-        self._closed = False
+        self.is_closed = False
         with self._lock:
             self._connect()
         watch(self)
@@ -87,13 +86,12 @@ class SQLiteFile(Closing):
 
     def close(self) -> None:
         """Close the file, once what tasks have asked for is done."""
-        stop_probes(self)
         with self._worker_lock:
             worker, self._worker, self._takes_tasks = self._worker, None, False
         if worker is not None:
             worker.shutdown()
         with self._lock:
-            self._closed = True
+            self.is_closed = True
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
@@ -125,7 +123,7 @@ class SQLiteFile(Closing):
             self._busy = False
 
     def _connect(self) -> sqlite3.Connection:
-        if self._closed:
+        if self.is_closed:
             raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
         try:
             # The lock serialises the threads; a transaction says itself when it begins (isolation_level=None).

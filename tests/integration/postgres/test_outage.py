@@ -26,7 +26,7 @@ from headgate import (
     fixed_window,
 )
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
-from headgate.stores.failure import OnStoreError, local
+from headgate.outage.policies import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
 from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW

@@ -26,7 +26,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.failure import local
+from headgate.outage.policies import local
 from headgate.stores.redis import RedisStore
 from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request

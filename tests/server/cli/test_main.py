@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate import _build
+from headgate import build
 from headgate_server.cli import main, make_parser
 from tests.server.cli.conftest import WritePolicy
 
@@ -52,7 +52,7 @@ PARSERS = {parser.prog: parser for parser in all_parsers()}
 
 def test_done_is_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
-    assert capsys.readouterr() == (f"headgate {headgate.__version__}, core {_build.describe()}\n", "")
+    assert capsys.readouterr() == (f"headgate {headgate.__version__}, core {build.describe()}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["check", "--fast"], ["run"], ["bench", "--seconds", "0"]])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
 from headgate.hooks import Hooks
-from headgate.policy import LimiterPolicy, parse_policy
-from headgate.policy._sync.live import Version
+from headgate.policy import LimiterPolicy, Version, parse_policy
 from headgate.stores import Store
 from headgate.stores.request import Request
 from headgate_server.replay import LoggedRequest

@@ -25,9 +25,10 @@ from headgate.client import KeyState, ServerLimiter, ServerStore, WaitHint
 from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreMisconfigured
 from headgate.hooks import Hook
-from headgate.stores import local, open_async_store, open_store
-from headgate.stores.base import Gate
-from headgate.stores.request import Operation, Request
+from headgate.outage import local
+from headgate.stores import open_async_store, open_store
+from headgate.stores.base import Gate, Operation
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.client.scripted import (
     ADMITTED,

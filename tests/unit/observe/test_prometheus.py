@@ -21,8 +21,8 @@ from headgate import (
 from headgate.costs import Cost
 from headgate.hooks import Call
 from headgate.observe.prometheus import PrometheusHook, ShadowHook
+from headgate.outage.breaker import breaker_of
 from headgate.policy import LivePolicy, parse_policy
-from headgate.stores.breaker import breaker_of
 from headgate.stores.redis import RedisStore
 
 
@@ -152,7 +152,7 @@ def test_calls_that_could_not_be_sent_are_counted_once_for_each_store(registry: 
         limiters = [Limiter("5/minute", name=name, store=store, hooks=[hook]) for name in ("one", "two")]
         limiters.append(Limiter("5/minute", name="three", store=other, hooks=[hook]))
         for found in (store, store, other):
-            breaker_of(found).overloaded(StoreOverloaded("too many calls"))
+            breaker_of(found).failed(0, StoreOverloaded("too many calls"))
         assert samples(registry)["headgate_store_overloads_total",] == 3
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.circuit import AsyncCircuit, Circuit
+from headgate.outage import AsyncCircuit, Circuit
 
 
 class Later:

@@ -9,18 +9,18 @@ import weakref
 
 import pytest
 
-from headgate import StoreConflict, StoreOverloaded, StoreUnavailable
-from headgate.stores.breaker import (
+from headgate import StoreConflict, StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate.outage.breaker import (
     FIRST_PAUSE,
     GRACE,
     LONGEST_PAUSE,
-    OVERLOAD_LOG_PAUSE,
     Breaker,
+    Probe,
     breaker_of,
-    stop_probes,
 )
 
 DEADLINE = 1.0
+GONE = StoreUnavailable("it is gone")
 
 
 class Time:
@@ -43,14 +43,13 @@ def breaker(time: Time) -> Breaker:
     return Breaker("the store", time)
 
 
-def fail(breaker: Breaker) -> int:
-    """Let a call fail, and return the number of the prober that its caller has to start."""
+def fail(breaker: Breaker) -> Probe:
+    """Make a call fail, and return the probe that its caller has to schedule."""
     ticket = breaker.admit()
     assert ticket is not None
-    prober = breaker.failed(ticket, StoreUnavailable("it is gone"))
-    assert prober is not None
-    assert breaker.next_probe(prober) is not None
-    return prober
+    probe = breaker.failed(ticket, GONE)
+    assert probe is not None
+    return probe
 
 
 def test_a_store_that_answers_is_asked(breaker: Breaker) -> None:
@@ -75,46 +74,50 @@ def test_the_first_failure_opens_it(breaker: Breaker) -> None:
 
 def test_calls_that_were_under_way_are_counted_but_are_no_new_outage(breaker: Breaker) -> None:
     tickets = [breaker.admit() for _ in range(5)]
-    probers = [
-        breaker.failed(ticket, StoreUnavailable("it is gone")) for ticket in tickets if ticket is not None
-    ]
+    probes = [breaker.failed(ticket, GONE) for ticket in tickets if ticket is not None]
     assert (breaker.outages, breaker.failures) == (1, 5)
-    assert [prober is not None for prober in probers] == [True, False, False, False, False]
+    assert [probe is not None for probe in probes] == [True, False, False, False, False]
 
 
 def test_probes_come_ever_less_often_but_within_a_second(breaker: Breaker) -> None:
-    ticket = breaker.admit()
-    assert ticket is not None
-    prober = breaker.failed(ticket, StoreUnavailable("it is gone"))
+    probe: Probe | None = fail(breaker)
     pauses = []
     for _ in range(6):
-        assert prober is not None
-        pauses.append(breaker.next_probe(prober))
-        prober = breaker.failed(breaker.ticket, StoreUnavailable("it is gone"), is_probe=True)
+        assert probe is not None
+        pauses.append(probe.pause)
+        probe = breaker.failed(probe.ticket, GONE, is_probe=True)
     assert pauses == [FIRST_PAUSE, 0.2, 0.4, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
     assert LONGEST_PAUSE < 1
     assert (breaker.outages, breaker.failures) == (1, 1), "probes are no calls"
 
 
-def test_there_is_one_prober(breaker: Breaker) -> None:
+def test_a_newer_probe_makes_the_earlier_one_obsolete(breaker: Breaker) -> None:
     first = fail(breaker)
-    second = breaker.failed(breaker.ticket, StoreUnavailable("it is gone"))
+    second = breaker.failed(breaker.ticket, GONE, is_probe=True)
     assert second is not None
-    assert breaker.next_probe(first) is None
-    assert breaker.next_probe(second) is not None
+    assert first.ticket != breaker.ticket == second.ticket
 
 
 def test_a_probe_that_succeeds_closes_it(breaker: Breaker) -> None:
-    prober = fail(breaker)
-    breaker.succeeded(breaker.ticket)
+    probe = fail(breaker)
+    breaker.succeeded(probe.ticket)
     assert breaker.is_well
-    assert breaker.next_probe(prober) is None
+    assert breaker.ticket != probe.ticket
     assert breaker.admit() is not None
 
 
+@pytest.mark.parametrize("error", [StoreError("interrupted"), StoreOverloaded("queue full")])
+def test_a_probe_without_a_result_is_repeated(breaker: Breaker, error: StoreError) -> None:
+    probe = fail(breaker)
+    again = breaker.failed(probe.ticket, error, is_probe=True)
+    assert again == Probe(0.2, probe.ticket)
+    breaker.succeeded(again.ticket)
+    assert breaker.failed(again.ticket, error, is_probe=True) is None
+
+
 def test_a_store_that_answers_with_an_error_is_there(breaker: Breaker) -> None:
-    fail(breaker)
-    breaker.answered(breaker.ticket)
+    probe = fail(breaker)
+    assert breaker.failed(probe.ticket, StoreConflict("a list"), is_probe=True) is None
     assert breaker.is_closed
     assert not breaker.has_worked
     assert not breaker.is_well
@@ -162,41 +165,42 @@ def test_a_late_success_from_before_the_outage_does_not_end_it(breaker: Breaker)
     assert not breaker.is_well
 
 
-# --- What is no evidence ---------------------------------------------------------------------------------------------
+# --- Errors that do not open it --------------------------------------------------------------------------------------
 
 
 def test_a_tighter_deadline_makes_suspect_and_no_more(breaker: Breaker, time: Time) -> None:
-    assert breaker.suspected()
-    assert not breaker.suspected(), "one probe at a time is enough"
+    assert suspect(breaker) == Probe(0, breaker.ticket)
+    assert suspect(breaker) is None, "one probe at a time is enough"
     assert breaker.is_closed
     assert (breaker.outages, breaker.failures) == (0, 2)
-    time.now += DEADLINE + FIRST_PAUSE
-    assert breaker.suspected()
+    time.now += DEADLINE + GRACE
+    assert suspect(breaker) is not None
+    breaker.succeeded(breaker.ticket)
+    assert suspect(breaker) is not None, "the probe has ended"
+
+
+def suspect(breaker: Breaker) -> Probe | None:
+    return breaker.failed(breaker.ticket, StoreTimeout("late"), is_tight=True)
 
 
 def test_a_store_that_is_down_already_is_not_suspect(breaker: Breaker) -> None:
     fail(breaker)
-    assert not breaker.suspected()
+    assert suspect(breaker) is None
 
 
-def test_overload_is_counted_and_logged_now_and_then(
-    breaker: Breaker, time: Time, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_overload_is_counted_and_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(100):
-        breaker.overloaded(StoreOverloaded("queue full"))
-    time.now += OVERLOAD_LOG_PAUSE
-    breaker.overloaded(StoreOverloaded("queue full"))
+        assert breaker.failed(breaker.ticket, StoreOverloaded("queue full")) is None
     assert breaker.is_closed
-    assert (breaker.outages, breaker.failures, breaker.overloads) == (0, 0, 101)
+    assert (breaker.outages, breaker.failures, breaker.overloads) == (0, 0, 100)
     assert [record.getMessage() for record in caplog.records] == [
-        f"overload: this process could not send {count} calls to 'the store' in time so far: queue full"
-        for count in (1, 101)
+        "overload: this process could not send a call in time; it is logged only once: queue full"
     ]
 
 
 def test_a_conflict_is_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        breaker.report(StoreConflict("a list"))
+        breaker.failed(breaker.ticket, StoreConflict("a list"))
     assert breaker.is_closed
     assert breaker.failures == 0
     assert [record.getMessage() for record in caplog.records] == [
@@ -210,7 +214,7 @@ def test_each_change_is_logged_once(breaker: Breaker, time: Time, caplog: pytest
         fail(breaker)
         for _ in range(5):
             time.now += 2.4
-            breaker.failed(breaker.ticket, StoreUnavailable("it is gone"), is_probe=True)
+            breaker.failed(breaker.ticket, GONE, is_probe=True)
         for _ in range(3):
             breaker.succeeded(breaker.ticket)
     unavailable = (
@@ -242,13 +246,11 @@ def test_a_breaker_does_not_keep_its_store() -> None:
     assert gone() is None
 
 
-def test_a_store_that_was_closed_is_probed_no_more() -> None:
-    store = Store()
-    stop_probes(store)  # of one that no limiter has asked yet
-    prober = fail(breaker_of(store))
-    stop_probes(store)
-    assert breaker_of(store).next_probe(prober) is None
-    assert not breaker_of(store).suspected()
+def test_a_breaker_that_was_stopped_asks_for_no_probes(breaker: Breaker) -> None:
+    breaker.stop()
+    assert suspect(breaker) is None
+    assert breaker.failed(breaker.ticket, GONE) is None
+    assert not breaker.is_closed
 
 
 def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigError, MemoryStore
-from headgate.rules import fixed_window
-from headgate.stores.failure import (
+from headgate import ConfigError
+from headgate.outage.breaker import Breaker
+from headgate.outage.fallback import FallbackLimiter
+from headgate.outage.policies import (
     Local,
     OnStoreError,
     check_overload,
@@ -20,7 +21,7 @@ from headgate.stores.failure import (
     policy_from_data,
     policy_to_data,
 )
-from headgate.stores.outage import StandIn
+from headgate.rules import fixed_window
 
 shares = st.floats(0, 1, exclude_min=True)
 policies: st.SearchStrategy[OnStoreError] = st.one_of(
@@ -36,7 +37,7 @@ def test_a_policy_survives_being_data_exactly(policy: OnStoreError) -> None:
 def test_the_smallest_share_does_not_become_another_policy() -> None:
     policy = policy_from_data({"local": 1e-7})
     assert policy == local(1e-7)
-    StandIn("limiter", (fixed_window("5/minute"),), policy, MemoryStore())
+    FallbackLimiter("limiter", (fixed_window("5/minute"),), policy, Breaker("store"))
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,13 @@ from headgate import (
     concurrent,
 )
 from headgate._concurrency import call_later, call_later_async
-from headgate.circuit import AsyncCircuit, Circuit
 from headgate.hooks import Call
 from headgate.keys import Key
+from headgate.outage import AsyncCircuit, Circuit
+from headgate.outage.breaker import breaker_of
+from headgate.outage.policies import local
 from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts
-from headgate.stores.breaker import breaker_of
 from headgate.stores.counters import ImmediateGate
-from headgate.stores.failure import local
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.outage.later import Later
@@ -53,6 +53,7 @@ class Flaky:
     notes = None
     deadline = 1.0
     guarantees = Guarantees(shared=True)
+    is_closed = False
 
     def __init__(self) -> None:
         self.memory = MemoryStore(clock=FakeClock())
@@ -388,6 +389,15 @@ def test_one_outage_is_probed_once_however_many_limiters_there_are(store: Flaky,
     later.probe()
     assert store.asked == ["peek", "record"]
     assert not any(limiter.hit("alice").degraded for limiter in limiters)
+
+
+def test_a_store_that_was_closed_is_probed_no_more(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store)
+    store.fail()
+    limiter.hit("alice")
+    store.is_closed = True
+    later.probe()
+    assert later.is_idle
 
 
 def test_a_limiter_that_is_gone_probes_no_more(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:

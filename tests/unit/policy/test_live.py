@@ -191,10 +191,10 @@ async def test_a_store_that_could_not_be_opened_is_tried_again(
 ) -> None:
     live = follow(LOGIN)
     author.limit("5/minute", f"sqlite:///{tmp_path}/later/limits.db")
-    live._look(False)
+    live._look()
     assert "limits.db" in live.last_error
     (tmp_path / "later").mkdir()
-    live._look(False)
+    live._look()
     assert live.last_error is None
     assert live["login"].policy.store.endswith("limits.db")
 
@@ -215,7 +215,7 @@ async def test_a_reload_in_the_middle_of_a_reload_is_an_error(follow: Follow, au
     live._file._environment = Environment(UNRELATED="x")
     author.limit("7/minute")
     assert live.reload() is True
-    assert errors == [f"{author.path} is being reloaded by this very thread; use watch() to heed signals"]
+    assert errors == [f"{author.path} is being reloaded by this thread already"]
     assert live.last_error is None
     live._file._environment = None
     assert live.reload() is False
@@ -310,7 +310,7 @@ async def test_closing_closes_every_store_and_a_limiter_closes_none(
             assert await done(limiter.hit("ada"))
         assert await done(live["login"].hit("ada"))
         store = live["login"].store
-    assert store._closed
+    assert store.is_closed
 
 
 async def test_reloading_while_closing_does_not_keep_other_stores_open(
@@ -336,9 +336,9 @@ async def test_reloading_while_closing_does_not_keep_other_stores_open(
 
     monkeypatch.setattr(first, "close", close_and_reload)
     await done(live.aclose() if isinstance(live, AsyncLivePolicy) else live.close())
-    assert first._closed
-    assert second._closed
-    assert not live["c"].store._closed
+    assert first.is_closed
+    assert second.is_closed
+    assert not live["c"].store.is_closed
     live["c"].store.close()
 
 

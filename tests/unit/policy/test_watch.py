@@ -1,15 +1,14 @@
-"""Noticing that a policy file has changed, and being asked to read it again."""
+"""Watching a policy file for changes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,12 @@ import pytest
 from headgate import ConfigError
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
 from headgate.policy.live import PolicyFile
-from headgate.policy.watch import hangups
 from tests.unit.policy.conftest import Author
 
 NEVER = 3600.0
 OFTEN = 0.001
 PATIENCE = 30.0
 """Seconds after which a test has failed that waits for something to be noticed."""
-
-
-@pytest.fixture
-def _hangup_handler() -> Iterator[None]:
-    """See that the handler of SIGHUP is afterwards what it was, and that a stray signal does not end the tests."""
-    handler = signal.signal(signal.SIGHUP, lambda *_: None)
-    ours = signal.getsignal(signal.SIGHUP)
-    yield
-    assert signal.getsignal(signal.SIGHUP) is ours
-    signal.signal(signal.SIGHUP, handler)
 
 
 @contextmanager
@@ -115,52 +103,16 @@ def test_a_thread_that_was_stopped_looks_no_more(author: Author, monkeypatch: py
     assert "headgate-policy" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.usefixtures("_hangup_handler")
-def test_a_signal_lets_a_thread_read_the_file(author: Author, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "headgate")
-    author.limit("5/minute")
-    live = LivePolicy.from_file(author.path)
-    with live.watch(NEVER):
-        with changing(live):
-            author.limit("6/minute")
-            signal.raise_signal(signal.SIGHUP)
-        assert live["login"].rules[0].quota.limit == 6
-
-
-@pytest.mark.usefixtures("_hangup_handler")
-@pytest.mark.parametrize("first", [0, 1])
-def test_of_several_threads_that_watch_each_hears_signals_until_it_is_stopped(
-    author: Author, first: int
-) -> None:
-    author.limit("5/minute")
-    lives = [LivePolicy.from_file(author.path) for _ in range(2)]
-    watching = [live.watch(NEVER) for live in lives]
-    with changing(lives[0]), changing(lives[1]):
-        author.limit("6/minute")
-        signal.raise_signal(signal.SIGHUP)
-    watching[first].stop()
-    with changing(lives[1 - first]):
-        author.limit("7/minute")
-        signal.raise_signal(signal.SIGHUP)
-    watching[1 - first].stop()
-    assert lives[first]["login"].rules[0].quota.limit == 6
-    assert lives[1 - first]["login"].rules[0].quota.limit == 7
-
-
 def test_a_thread_can_be_stopped_from_another_one_and_more_than_once(author: Author) -> None:
     author.limit("5/minute")
     live = LivePolicy.from_file(author.path)
-    before = signal.getsignal(signal.SIGHUP)
     watching = live.watch(NEVER)
     with ThreadPoolExecutor() as pool:
         pool.submit(watching.stop).result(PATIENCE)
     assert not watching._thread.is_alive()
-    signal.raise_signal(signal.SIGHUP)  # another thread may set no handlers, so nobody is called
     watching.stop()
-    assert signal.getsignal(signal.SIGHUP) is before
 
 
-@pytest.mark.usefixtures("_hangup_handler")
 def test_a_thread_can_be_stopped_by_whom_it_tells_of_a_change(author: Author) -> None:
     author.limit("5/minute")
     live = LivePolicy.from_file(author.path)
@@ -173,25 +125,12 @@ def test_a_thread_can_be_stopped_by_whom_it_tells_of_a_change(author: Author) ->
             errors.append(error)
 
     live.on_change(stop)
-    watching = live.watch(NEVER)
+    watching = live.watch(OFTEN)
     author.limit("6/minute")
-    signal.raise_signal(signal.SIGHUP)
     watching._thread.join(PATIENCE)
     assert not watching._thread.is_alive()
     assert errors == []
     watching.stop()
-
-
-@pytest.mark.usefixtures("_hangup_handler")
-def test_a_handler_that_somebody_else_has_set_meanwhile_is_left_alone(author: Author) -> None:
-    author.limit("5/minute")
-    before = signal.getsignal(signal.SIGHUP)
-    heard: list[int] = []
-    with LivePolicy.from_file(author.path).watch(NEVER):
-        signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
-    signal.raise_signal(signal.SIGHUP)
-    assert heard == [signal.SIGHUP]
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), 1e300, "1", None, timedelta(seconds=1)])
@@ -202,22 +141,6 @@ async def test_a_pause_is_one_that_a_thread_can_wait_for(author: Author, every: 
     with pytest.raises(ConfigError, match="every= is seconds above 0"):
         async with asyncio.timeout(PATIENCE):
             await AsyncLivePolicy.from_file(author.path).watch(every)
-
-
-def test_outside_of_the_main_thread_signals_are_left_alone(author: Author) -> None:
-    author.limit("5/minute")
-    live = LivePolicy.from_file(author.path)
-    before = signal.getsignal(signal.SIGHUP)
-    found: list[object] = []
-
-    def elsewhere() -> None:
-        with live.watch(NEVER):
-            found.append(signal.getsignal(signal.SIGHUP))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join(PATIENCE)
-    assert found == [before]
 
 
 # --- Tasks ---------------------------------------------------------------------------------------------------------------
@@ -243,72 +166,6 @@ async def test_a_task_notices_a_change(author: Author) -> None:
     assert live["login"].rules[0].quota.limit == 6
 
 
-@pytest.mark.usefixtures("_hangup_handler")
-async def test_a_signal_lets_a_task_read_the_file(author: Author, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "headgate")
-    author.limit("5/minute")
-    live, changed = AsyncLivePolicy.from_file(author.path), asyncio.Event()
-    live.on_change(changed.set)
-    with watched(live, NEVER) as task:
-        await asyncio.sleep(0)
-        author.limit("6/minute")
-        signal.raise_signal(signal.SIGHUP)
-        async with asyncio.timeout(PATIENCE):
-            await changed.wait()
-        assert live["login"].rules[0].quota.limit == 6
-        assert not task.done()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@pytest.mark.usefixtures("_hangup_handler")
-async def test_of_several_tasks_that_watch_each_hears_signals_until_it_is_cancelled(author: Author) -> None:
-    author.limit("5/minute")
-    gone, stays = (AsyncLivePolicy.from_file(author.path) for _ in range(2))
-    changed = asyncio.Event()
-    stays.on_change(changed.set)
-    with watched(stays, NEVER), watched(gone, NEVER) as going:
-        await asyncio.sleep(0)
-        going.cancel()
-        await asyncio.wait([going])
-        author.limit("6/minute")
-        signal.raise_signal(signal.SIGHUP)
-        async with asyncio.timeout(PATIENCE):
-            await changed.wait()
-    assert stays["login"].rules[0].quota.limit == 6
-    assert gone["login"].rules[0].quota.limit == 5
-    await asyncio.sleep(0)  # for the end of the other one
-
-
-@pytest.mark.usefixtures("_hangup_handler")
-def test_a_loop_that_was_closed_before_its_tasks_had_ended_is_not_told() -> None:
-    told: list[str] = []
-    with ExitStack() as stack:
-
-        async def listen() -> None:
-            stack.enter_context(hangups(lambda: told.append("too late")))
-
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(listen())
-        loop.close()
-        signal.raise_signal(signal.SIGHUP)
-    assert told == []
-
-
-async def test_a_task_in_another_thread_watches_the_file_alone(author: Author) -> None:
-    author.limit("5/minute")
-    live, changed = AsyncLivePolicy.from_file(author.path), threading.Event()
-    live.on_change(changed.set)
-
-    async def elsewhere() -> None:
-        with watched(live, OFTEN):
-            author.limit("6/minute")
-            assert await asyncio.to_thread(changed.wait, PATIENCE)
-
-    await asyncio.to_thread(asyncio.run, elsewhere())
-    assert live["login"].rules[0].quota.limit == 6
-
-
 async def test_only_a_file_can_be_watched() -> None:
     policy = parse_policy('[limiters.login]\nrules = ["5/minute"]')
     with pytest.raises(PolicyError, match="from_file"):
@@ -327,22 +184,20 @@ def test_an_error_is_logged_once_and_what_puts_it_right_too(
     author.limit("5/minute")
     live = LivePolicy.from_file(author.path)
     author.limit("5/fortnight")
-    live._look(False)
-    live._look(False)
+    live._look()
+    live._look()
     author.write('[limiters.login]\n# still not right\nrules = ["5/fortnight"]')
-    live._look(False)
+    live._look()
     assert len(errors_in(caplog)) == 2
     assert all("the policy stays as it was: " in line and "fortnight" in line for line in errors_in(caplog))
-    live._look(True)
-    assert len(errors_in(caplog)) == 3, "whoever asks is answered"
     author.path.unlink()
-    live._look(False)
-    live._look(False)
-    assert len(errors_in(caplog)) == 4
+    live._look()
+    live._look()
+    assert len(errors_in(caplog)) == 3
     assert live.last_error is not None
     caplog.clear()
     author.limit("5/minute")
-    live._look(False)
+    live._look()
     assert live.last_error is None
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"{author.path} was read again: nothing has changed"
@@ -361,8 +216,8 @@ def test_an_unexpected_error_does_not_end_watching_either(
     with monkeypatch.context() as patch:
         patch.setattr(broken, fail)
         author.limit("6/minute")
-        live._look(False)
-        live._look(False)
+        live._look()
+        live._look()
     (line,) = errors_in(caplog)
     assert line.startswith("the policy stays as it was")
     assert live.last_error is not None
@@ -370,20 +225,6 @@ def test_an_unexpected_error_does_not_end_watching_either(
     assert "s3cret" not in live.last_error
     assert live["login"].rules[0].quota.limit == 5
     author.limit("7/minute")
-    live._look(False)
+    live._look()
     assert live.last_error is None
     assert live["login"].rules[0].quota.limit == 7
-
-
-def test_whoever_asks_is_told_that_nothing_has_changed(
-    author: Author, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "headgate")
-    author.limit("5/minute")
-    live = LivePolicy.from_file(author.path)
-    live._look(False)
-    assert not caplog.records
-    live._look(True)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{author.path} was read again: nothing has changed"
-    ]

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
+from headgate.clock import Clock
 from headgate.costs import Cost
 from headgate.errors import StoreError
+from headgate.hooks import Hooks
 from headgate.keys import Key
-from headgate.policy._async.shadows import AsyncPoliced, AsyncShadow
-from headgate.policy.following import FollowingLimiter, PolicyVersion
-from headgate.policy.watch import AsyncWatched
+from headgate.policy._async.shadows import AsyncShadow, AsyncShadowedGate
+from headgate.policy.limiters import ReloadingLimiter
+from headgate.policy.live import AsyncWatched
+from headgate.policy.model import LimiterPolicy
+from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncGate, AsyncStore
+from headgate.rules import Rule
+from headgate.stores import MemoryStore
+from headgate.stores.base import AsyncGate, AsyncStore, Receipts
+
+_NO_HOOKS = Hooks(())
 
 
-class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
+class AsyncVersion(AsyncLimiter):
     """A limiter as one version of a policy describes it. It never changes.
 
     Args:
@@ -26,15 +36,72 @@ class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
         before: The previous version; shadow rules that did not change keep their counts.
     """
 
-    _shadow_type = AsyncShadow
-    _policed_type = AsyncPoliced
     shadows: tuple[AsyncShadow, ...]
 
+    def __init__(
+        self,
+        policy: LimiterPolicy,
+        store: AsyncStore,
+        clock: Clock | None = None,
+        hooks: Hooks | None = None,
+        shadow_hooks: Hooks = _NO_HOOKS,
+        before: AsyncVersion | None = None,
+    ) -> None:
+        self.policy = policy
+        self.headers = policy.headers
+        self.tier_for = None if policy.decides_alike else policy.tier_for
+        self._policy_hooks = hooks
+        self._shadowed: AsyncShadowedGate | None = None
+        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
+        self.shadows = tuple(
+            AsyncShadow(
+                rule,
+                policy,
+                self._shadow_gate(rule, store, clock),
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
+            )
+            for rule in policy.shadow
+        )
+        super().__init__(
+            *policy.rules,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error=policy.on_store_error,
+            deadline=policy.deadline,
+            on_overload=policy.on_overload,
+        )
+        if self._shadowed is not None:
+            pick, own = self._turn_of, self._shadowed.without_foreign
+            self._turn_of = lambda key: pick(own(key))
 
-class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
-    """A limiter of a policy: everything that an `AsyncLimiter` does, always by the newest policy.
+    def _shadow_gate(self, rule: Rule, store: AsyncStore, clock: Clock | None) -> AsyncGate:
+        """Return the gate of a limiter with one shadow rule."""
+        name, deadline = self.policy.name, self.policy.deadline
+        return AsyncLimiter(
+            rule, name=name, store=store, clock=clock, on_store_error="open", deadline=deadline
+        ).gate
 
-    It is made by `AsyncLivePolicy`, and stays the same object whatever the file says later. Every call is decided by one
+    def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
+        gate, new_hold = super()._wrap(gate, self._policy_hooks)
+        if self.policy.decides_alike and not self.shadows:
+            return gate, new_hold
+        self._shadowed = AsyncShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
+        return self._shadowed, new_hold
+
+    def in_memory(self, clock: Clock | None) -> AsyncVersion:
+        """See `Limiter.in_memory`."""
+        return AsyncVersion(self.policy, MemoryStore(clock=clock))
+
+    def settling(self, receipts: Receipts | None) -> AsyncGate:
+        return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
+
+
+class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
+    """An `AsyncLimiter` that always decides by the newest policy.
+
+    `AsyncLivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
     by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
     """
@@ -46,25 +113,25 @@ class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
 
 
 class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
-    """The limiters of a policy by name, always as the newest policy says.
+    """The limiters of a policy by name, always as in the newest policy.
 
         live = AsyncLivePolicy.from_file("headgate.toml")
         await live["login"].hit("alice")
 
-    A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
-    working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
-    per URL, which all its limiters share, also over reloads; `aclose` closes them, except network stores that others use.
+    A limiter stays the same object. If a newer policy removes it, it leaves the mapping but works unchanged for code that
+    still has it; if a later policy names it again, it is the same object. All limiters with the same URL share one store,
+    also across reloads; `aclose` closes the stores, except network stores that are shared with other code.
 
     Args:
-        policy: What to begin with.
-        hooks: What hears of the limiters' decisions.
-        shadow_hooks: What hears what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
-            and the rule's.
-        clock: Where time comes from, instead of the stores' own clocks.
+        policy: The first policy.
+        hooks: Hooks called on every decision.
+        shadow_hooks: Hooks called with the decisions of shadow rules (`decided` and `failed`), with the names of the
+            limiter and the rule.
+        clock: A clock to use instead of the stores' clocks.
 
     Attributes:
-        policy: The newest policy that could be used.
-        clock: Where time comes from, instead of the stores' own clocks.
+        policy: The newest valid policy.
+        clock: The clock used instead of the stores' clocks.
         last_error: Why the newest file is not in force; `None` if it is.
     """
 
@@ -72,9 +139,9 @@ class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
     _limiter_type = AsyncPolicyLimiter
 
     async def ping(self) -> dict[str, StoreError | None]:
-        """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
+        """Ask every store whether it can count; return its error or `None` by URL.
 
-        `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
+        The error is `StoreUnavailable` if the store is down, and `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
         # Without rules none is asked.
@@ -89,7 +156,7 @@ class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
         return found
 
     async def aclose(self) -> None:
-        """Close all stores, except those that others in this process share."""
+        """Close all stores, except network stores that are shared with other code in this process."""
         for handle in list(self._handles.values()):  # a reload may open another store at the same time
             await handle.aclose()
 

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headgate._async.limiter import AsyncLimiter
 from headgate.costs import Costs
 from headgate.keys import Key
-from headgate.policy.shadows import SHADOW, PolicedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
+from headgate.policy.shadows import SHADOW, ShadowedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
 from headgate.stores.base import Answer, AsyncGate, Receipts
 from headgate.stores.request import Request
 
@@ -19,13 +18,12 @@ T = TypeVar("T")
 class AsyncShadow(ShadowRule):
     """One shadow rule."""
 
-    _limiter_type = AsyncLimiter
     _gate: AsyncGate
 
     async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
-        """Ask the rule, count its answer, and return the receipts of the units that it took, if any.
+        """Ask the rule, count its answer, and return the receipts of its units, if any.
 
-        It never raises, whatever the store does.
+        It never raises.
         """
         if request.operation == "record":
             with self.tally.reporting():
@@ -54,12 +52,12 @@ class AsyncShadow(ShadowRule):
             await self._gate.refund(receipts, cost, now)
 
     async def reset(self, key: Key | None) -> None:
-        """Forget what was counted for a key."""
+        """Delete the counts of a key."""
         with self.tally.reporting():
             await self._gate.reset(self._own(key))
 
 
-class AsyncPoliced(PolicedRules[AsyncShadow]):
+class AsyncShadowedGate(ShadowedRules[AsyncShadow]):
     """The operations of a limiter with a policy."""
 
     _live: AsyncGate

@@ -3,19 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate._sync.hold import Hold
 from headgate._sync.limiter import Limiter
+from headgate.clock import Clock
 from headgate.costs import Cost
 from headgate.errors import StoreError
+from headgate.hooks import Hooks
 from headgate.keys import Key
-from headgate.policy._sync.shadows import Policed, Shadow
-from headgate.policy.following import FollowingLimiter, PolicyVersion
-from headgate.policy.watch import Watched
+from headgate.policy._sync.shadows import Shadow, ShadowedGate
+from headgate.policy.limiters import ReloadingLimiter
+from headgate.policy.live import Watched
+from headgate.policy.model import LimiterPolicy
+from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
-from headgate.stores.base import Gate, Store
+from headgate.rules import Rule
+from headgate.stores import MemoryStore
+from headgate.stores.base import Gate, Receipts, Store
+
+_NO_HOOKS = Hooks(())
 
 
-class Version(PolicyVersion[Store, Gate], Limiter):
+class Version(Limiter):
     """A limiter as one version of a policy describes it. It never changes.
 
     Args:
@@ -27,15 +37,72 @@ class Version(PolicyVersion[Store, Gate], Limiter):
         before: The previous version; shadow rules that did not change keep their counts.
     """
 
-    _shadow_type = Shadow
-    _policed_type = Policed
     shadows: tuple[Shadow, ...]
 
+    def __init__(
+        self,
+        policy: LimiterPolicy,
+        store: Store,
+        clock: Clock | None = None,
+        hooks: Hooks | None = None,
+        shadow_hooks: Hooks = _NO_HOOKS,
+        before: Version | None = None,
+    ) -> None:
+        self.policy = policy
+        self.headers = policy.headers
+        self.tier_for = None if policy.decides_alike else policy.tier_for
+        self._policy_hooks = hooks
+        self._shadowed: ShadowedGate | None = None
+        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
+        self.shadows = tuple(
+            Shadow(
+                rule,
+                policy,
+                self._shadow_gate(rule, store, clock),
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
+            )
+            for rule in policy.shadow
+        )
+        super().__init__(
+            *policy.rules,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error=policy.on_store_error,
+            deadline=policy.deadline,
+            on_overload=policy.on_overload,
+        )
+        if self._shadowed is not None:
+            pick, own = self._turn_of, self._shadowed.without_foreign
+            self._turn_of = lambda key: pick(own(key))
 
-class PolicyLimiter(FollowingLimiter[Version], Limiter):
-    """A limiter of a policy: everything that an `Limiter` does, always by the newest policy.
+    def _shadow_gate(self, rule: Rule, store: Store, clock: Clock | None) -> Gate:
+        """Return the gate of a limiter with one shadow rule."""
+        name, deadline = self.policy.name, self.policy.deadline
+        return Limiter(
+            rule, name=name, store=store, clock=clock, on_store_error="open", deadline=deadline
+        ).gate
 
-    It is made by `LivePolicy`, and stays the same object whatever the file says later. Every call is decided by one
+    def _wrap(self, gate: Gate, hooks: Hooks | None) -> tuple[Gate, Callable[..., Hold]]:
+        gate, new_hold = super()._wrap(gate, self._policy_hooks)
+        if self.policy.decides_alike and not self.shadows:
+            return gate, new_hold
+        self._shadowed = ShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
+        return self._shadowed, new_hold
+
+    def in_memory(self, clock: Clock | None) -> Version:
+        """See `Limiter.in_memory`."""
+        return Version(self.policy, MemoryStore(clock=clock))
+
+    def settling(self, receipts: Receipts | None) -> Gate:
+        return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
+
+
+class PolicyLimiter(ReloadingLimiter[Version], Limiter):
+    """An `Limiter` that always decides by the newest policy.
+
+    `LivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
     by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
     """
@@ -47,25 +114,25 @@ class PolicyLimiter(FollowingLimiter[Version], Limiter):
 
 
 class LivePolicy(Watched[PolicyLimiter]):
-    """The limiters of a policy by name, always as the newest policy says.
+    """The limiters of a policy by name, always as in the newest policy.
 
         live = LivePolicy.from_file("headgate.toml")
         live["login"].hit("alice")
 
-    A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
-    working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
-    per URL, which all its limiters share, also over reloads; `close` closes them, except network stores that others use.
+    A limiter stays the same object. If a newer policy removes it, it leaves the mapping but works unchanged for code that
+    still has it; if a later policy names it again, it is the same object. All limiters with the same URL share one store,
+    also across reloads; `close` closes the stores, except network stores that are shared with other code.
 
     Args:
-        policy: What to begin with.
-        hooks: What hears of the limiters' decisions.
-        shadow_hooks: What hears what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
-            and the rule's.
-        clock: Where time comes from, instead of the stores' own clocks.
+        policy: The first policy.
+        hooks: Hooks called on every decision.
+        shadow_hooks: Hooks called with the decisions of shadow rules (`decided` and `failed`), with the names of the
+            limiter and the rule.
+        clock: A clock to use instead of the stores' clocks.
 
     Attributes:
-        policy: The newest policy that could be used.
-        clock: Where time comes from, instead of the stores' own clocks.
+        policy: The newest valid policy.
+        clock: The clock used instead of the stores' clocks.
         last_error: Why the newest file is not in force; `None` if it is.
     """
 
@@ -73,9 +140,9 @@ class LivePolicy(Watched[PolicyLimiter]):
     _limiter_type = PolicyLimiter
 
     def ping(self) -> dict[str, StoreError | None]:
-        """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
+        """Ask every store whether it can count; return its error or `None` by URL.
 
-        `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
+        The error is `StoreUnavailable` if the store is down, and `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
         # Without rules none is asked.
@@ -90,7 +157,7 @@ class LivePolicy(Watched[PolicyLimiter]):
         return found
 
     def close(self) -> None:
-        """Close all stores, except those that others in this process share."""
+        """Close all stores, except network stores that are shared with other code in this process."""
         for handle in list(self._handles.values()):  # a reload may open another store at the same time
             handle.close()
 

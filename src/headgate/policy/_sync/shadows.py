@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from headgate._sync.limiter import Limiter
 from headgate.costs import Costs
 from headgate.keys import Key
-from headgate.policy.shadows import SHADOW, PolicedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
+from headgate.policy.shadows import SHADOW, ShadowedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
 from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
@@ -19,13 +18,12 @@ T = TypeVar("T")
 class Shadow(ShadowRule):
     """One shadow rule."""
 
-    _limiter_type = Limiter
     _gate: Gate
 
     def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
-        """Ask the rule, count its answer, and return the receipts of the units that it took, if any.
+        """Ask the rule, count its answer, and return the receipts of its units, if any.
 
-        It never raises, whatever the store does.
+        It never raises.
         """
         if request.operation == "record":
             with self.tally.reporting():
@@ -54,12 +52,12 @@ class Shadow(ShadowRule):
             self._gate.refund(receipts, cost, now)
 
     def reset(self, key: Key | None) -> None:
-        """Forget what was counted for a key."""
+        """Delete the counts of a key."""
         with self.tally.reporting():
             self._gate.reset(self._own(key))
 
 
-class Policed(PolicedRules[Shadow]):
+class ShadowedGate(ShadowedRules[Shadow]):
     """The operations of a limiter with a policy."""
 
     _live: Gate

@@ -1,55 +1,50 @@
-"""First come, first served, by name, within one event loop."""
+"""First come, first served, by name."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from headgate.stores.kv.loops import PerLoop
+from headgate._concurrency import AsyncEvent
+from headgate._fair_queue import FairQueue
 
 
 class KeyTurns:
-    """One at a time per name, within one event loop."""
+    """One task at a time per name, within this process."""
 
     def __init__(self) -> None:
-        self._queues: PerLoop[dict[str, _Queue]] = PerLoop(dict)
+        self._queue = FairQueue()
+        self._failures: dict[str, int] = {}
 
     @asynccontextmanager
     async def take(self, name: str) -> AsyncIterator[Turn]:
         """Wait for the turn, first come, first served; it ends with the block."""
-        queues = self._queues.own()
-        queue = queues.setdefault(name, _Queue())
-        queue.length += 1
-        turn = Turn(queue)
+        turn, ticket = Turn(self._failures, name), AsyncEvent()
         try:
-            async with queue.lock:
-                yield turn
+            if not self._queue.join(name, ticket):
+                while not await ticket.wait(self._queue.pause(name)):
+                    self._queue.call_first(name)
+            yield turn
         finally:
-            queue.length -= 1
-            if not queue.length:
-                del queues[name]
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.length = 0
-        self.failures = 0
+            ticket.is_over = True
+            self._queue.leave(name, ticket)
+            if not self._queue.is_taken(name):
+                self._failures.pop(name, None)
 
 
 class Turn:
     """A place in a queue."""
 
-    def __init__(self, queue: _Queue) -> None:
-        self._queue = queue
-        self._failures_before = queue.failures
+    def __init__(self, failures: dict[str, int], name: str) -> None:
+        self._failures = failures
+        self._name = name
+        self._failures_before = failures.get(name, 0)
 
     def fail(self) -> None:
-        """Tell those who are waiting that it is not worth it."""
-        self._queue.failures += 1
+        """Tell all waiting tasks that it is hopeless."""
+        self._failures[self._name] = self._failures.get(self._name, 0) + 1
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether somebody has failed since this place was taken."""
-        return self._queue.failures != self._failures_before
+        """Whether a task has failed since this place was taken."""
+        return self._failures.get(self._name, 0) != self._failures_before

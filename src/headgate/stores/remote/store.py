@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.stores.base import Closing
-from headgate.stores.breaker import stop_probes
 
 
 class RemoteStore(Closing):
@@ -26,14 +25,12 @@ class RemoteStore(Closing):
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
         self.is_closed = True
-        stop_probes(self)
         self._threads.close()
         self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
         self.is_closed = True
-        stop_probes(self)
         await self._tasks.aclose()
         self._threads.close()
 

@@ -12,7 +12,6 @@ from headgate import (
     ConfigError,
     CostTooHigh,
     Decision,
-    MemoryStore,
     Quota,
     Rule,
     StoreOverloaded,
@@ -23,56 +22,57 @@ from headgate import (
 )
 from headgate.algorithms import algorithm_for
 from headgate.decision import UNLIMITED
-from headgate.stores.base import Answer
-from headgate.stores.failure import OnOverload, OnStoreError, local
-from headgate.stores.outage import Health, StandIn
-from headgate.stores.request import Operation, Request
+from headgate.outage.breaker import Breaker
+from headgate.outage.fallback import FallbackLimiter, Health
+from headgate.outage.policies import OnOverload, OnStoreError, local
+from headgate.stores.base import Answer, Operation
+from headgate.stores.request import Request
 
 ERROR = StoreUnavailable("it is gone")
 
 
-def stand_in(policy: OnStoreError, *rules: Rule) -> StandIn:
+def fallback(policy: OnStoreError, *rules: Rule) -> FallbackLimiter:
     rules = rules or (sliding_window("8/minute"), token_bucket("20/hour"))
-    return StandIn("limiter", rules, policy, MemoryStore())
+    return FallbackLimiter("limiter", rules, policy, Breaker("store"))
 
 
-def hit(it: StandIn, cost: int = 1, *, key: Any = "alice", tier: str | None = None) -> Decision:
+def hit(it: FallbackLimiter, cost: int = 1, *, key: Any = "alice", tier: str | None = None) -> Decision:
     return ask(it, "hit", cost, key=key, tier=tier)[0]
 
 
 def ask(
-    it: StandIn, operation: Operation, cost: int = 1, *, key: Any = "alice", tier: str | None = None
+    it: FallbackLimiter, operation: Operation, cost: int = 1, *, key: Any = "alice", tier: str | None = None
 ) -> Answer:
     return it.ask(Request(operation, key, cost, tier), ERROR)
 
 
 def test_open_admits_as_if_nothing_had_been_counted() -> None:
-    it = stand_in("open")
+    it = fallback("open")
     for _ in range(30):
         decision = hit(it, 2)
         assert decision.allowed
         assert decision.degraded
         assert [(result.limit, result.remaining) for result in decision.results] == [(8, 6), (20, 18)]
-    assert it.answers == 30
+    assert it.health.degraded == 30
 
 
 @pytest.mark.parametrize(("policy", "is_admitted"), [("open", True), ("closed", False)])
 def test_a_limiter_whose_rules_its_server_has_follows_its_policy(policy: Any, is_admitted: bool) -> None:
-    decision = hit(StandIn("limiter", (), policy, MemoryStore()))
+    decision = hit(FallbackLimiter("limiter", (), policy, Breaker("store")))
     assert (decision.allowed, decision.degraded) == (is_admitted, True)
     assert bool(decision.retry_after) is not is_admitted
 
 
 def test_closed_refuses_and_names_a_time_to_try_again() -> None:
-    decision = hit(stand_in("closed"))
+    decision = hit(fallback("closed"))
     assert not decision
     assert decision.degraded
     assert decision.retry_after == 1
-    assert hit(stand_in("closed"), 0).allowed
+    assert hit(fallback("closed"), 0).allowed
 
 
 def test_raise_raises() -> None:
-    it = stand_in("raise")
+    it = fallback("raise")
     for operation in get_args(Operation):
         with pytest.raises(StoreUnavailable, match="gone"):
             ask(it, operation)
@@ -82,14 +82,14 @@ def test_raise_raises() -> None:
 
 @pytest.mark.parametrize("policy", ["open", "closed", local(1.0)])
 def test_what_is_never_admitted_is_not_admitted_in_an_outage(policy: OnStoreError) -> None:
-    decision = hit(stand_in(policy, fixed_window("0/minute"), fixed_window("5/hour")))
+    decision = hit(fallback(policy, fixed_window("0/minute"), fixed_window("5/hour")))
     assert not decision
     assert decision.retry_after is None
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", "raise", local()])
 def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
-    it = stand_in(policy)
+    it = fallback(policy)
     with pytest.raises(CostTooHigh):
         hit(it, 9)
     with pytest.raises(ConfigError):
@@ -104,12 +104,12 @@ def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
 def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) -> None:
-    it = stand_in(policy)
+    it = fallback(policy)
     decision, receipts = ask(it, "hold")
     assert decision.allowed is (policy == "open")
     assert receipts is None
     assert ask(it, "record") == (UNLIMITED.as_degraded(), None)
-    assert it.answers == 2
+    assert it.health.degraded == 2
     it.raise_if_asked(ERROR)
     it.reset("alice")
     assert ask(it, "peek")[0].allowed is (policy == "open")
@@ -119,7 +119,7 @@ def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) ->
 
 
 def test_local_limits_to_the_share_of_each_limit() -> None:
-    it = stand_in(local(0.25))
+    it = fallback(local(0.25))
     decisions = [hit(it) for _ in range(5)]
     assert [decision.allowed for decision in decisions] == [True, True, False, False, False]
     assert all(decision.degraded for decision in decisions)
@@ -128,13 +128,13 @@ def test_local_limits_to_the_share_of_each_limit() -> None:
 
 
 def test_local_counts_tiers_by_their_share() -> None:
-    it = stand_in(local(0.5), sliding_window("4/minute", tiers={"pro": "10/minute"}))
+    it = fallback(local(0.5), sliding_window("4/minute", tiers={"pro": "10/minute"}))
     assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
     assert [bool(hit(it, tier="pro")) for _ in range(4)] == [True, True, True, False]
 
 
 def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
-    it = stand_in(local(0.25))
+    it = fallback(local(0.25))
     decision = hit(it, 8)
     assert not decision
     assert decision.degraded
@@ -143,12 +143,12 @@ def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
 
 
 def test_local_takes_holds_and_gives_them_back() -> None:
-    it = stand_in(local(0.5), sliding_window("8/minute"))
+    it = fallback(local(0.5), sliding_window("8/minute"))
     decision, receipts = ask(it, "hold", 3)
     assert decision.allowed
     assert receipts is not None
     assert ask(it, "peek")[0].remaining == 0
-    assert it.refund_local(receipts, 2, None)
+    assert it.refund(receipts, 2, None)
     assert ask(it, "peek")[0].remaining == 2
     refused, nothing = ask(it, "hold", 4)
     assert not refused
@@ -156,7 +156,7 @@ def test_local_takes_holds_and_gives_them_back() -> None:
 
 
 def test_local_records_and_resets() -> None:
-    it = stand_in(local(0.5), sliding_window("8/minute"))
+    it = fallback(local(0.5), sliding_window("8/minute"))
     assert ask(it, "record", 7) == (UNLIMITED.as_degraded(), None)
     assert not hit(it)
     it.reset("alice")
@@ -164,15 +164,15 @@ def test_local_records_and_resets() -> None:
 
 
 def test_receipts_of_the_store_are_the_stores_business() -> None:
-    it = stand_in(local())
-    assert not it.refund_local(((b"key", (1, 2, 3)),), 1, None)
-    assert not it.refund_local((), 1, None)
+    it = fallback(local())
+    assert not it.refund(((b"key", (1, 2, 3)),), 1, None)
+    assert not it.refund((), 1, None)
 
 
 def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
-    _, receipts = ask(stand_in(local(1.0)), "hold")
+    _, receipts = ask(fallback(local(1.0)), "hold")
     assert receipts is not None
-    assert stand_in("open").refund_local(receipts, 1, None)
+    assert fallback("open").refund(receipts, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
     [(0.3, 10, 3), (0.1, 10, 1), (0.7, 10, 7), (0.29, 100, 29), (0.25, 3, 0), (1, 7, 7)],
 )
 def test_a_share_is_taken_as_it_was_written(share: float, limit: int, expected: int) -> None:
-    it = stand_in(local(share), fixed_window(Quota(limit, 60_000_000)))
+    it = fallback(local(share), fixed_window(Quota(limit, 60_000_000)))
     assert sum(hit(it).allowed for _ in range(limit)) == expected
 
 
 def test_a_burst_is_shared_as_well() -> None:
-    it = stand_in(local(0.5), token_bucket("10/minute", burst=4))
+    it = fallback(local(0.5), token_bucket("10/minute", burst=4))
     assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
-    tiny = stand_in(local(0.1), token_bucket("100/minute", burst=4))
+    tiny = fallback(local(0.1), token_bucket("100/minute", burst=4))
     assert not hit(tiny)
 
 
@@ -206,7 +206,7 @@ def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, sha
         algorithm_for(rule)
     except ConfigError:
         return
-    it = StandIn("limiter", (rule,), local(share), MemoryStore())
+    it = FallbackLimiter("limiter", (rule,), local(share), Breaker("store"))
     assert it._local is not None
     decision = it._local.ask(Request("peek", "alice", 0))[0]
     assert decision.limit is not None
@@ -221,26 +221,26 @@ OVERLOAD = StoreOverloaded("it was not sent")
 
 @pytest.mark.parametrize("policy", ["open", "closed", "raise", local(1.0)])
 def test_overload_is_refused_for_a_moment_whatever_the_failure_policy(policy: OnStoreError) -> None:
-    it = stand_in(policy)
+    it = fallback(policy)
     decision, receipts = it.ask(Request("hold", "alice", 1), OVERLOAD)
     assert not decision
     assert decision.degraded
     assert decision.retry_after == 0.1
     assert receipts is None
-    assert it.answers == 1
+    assert it.health.degraded == 1
     assert it.ask(Request("hit", "alice", 0), OVERLOAD)[0].allowed
     with pytest.raises(CostTooHigh):
         it.ask(Request("hit", "alice", 9), OVERLOAD)
 
 
 def test_overload_of_a_limiter_whose_rules_its_server_has_is_refused_too() -> None:
-    it = StandIn("limiter", (), "open", MemoryStore())
+    it = FallbackLimiter("limiter", (), "open", Breaker("store"))
     assert not it.ask(Request("hit", "alice"), OVERLOAD)[0]
 
 
 def test_overload_may_be_answered_by_the_failure_policy() -> None:
     def answer(policy: OnStoreError, on_overload: OnOverload) -> Decision:
-        it = StandIn("limiter", (sliding_window("8/minute"),), policy, MemoryStore(), on_overload)
+        it = FallbackLimiter("limiter", (sliding_window("8/minute"),), policy, Breaker("store"), on_overload)
         return it.ask(Request("hit", "alice"), OVERLOAD)[0]
 
     assert answer("open", "policy").allowed
@@ -252,11 +252,11 @@ def test_overload_may_be_answered_by_the_failure_policy() -> None:
 
 def test_units_that_were_used_cannot_be_refused() -> None:
     """What overload kept from being recorded is treated as in an outage: counted here, or raised, or lost."""
-    it = stand_in(local(0.5), sliding_window("8/minute"))
+    it = fallback(local(0.5), sliding_window("8/minute"))
     it.ask(Request("record", "alice", 4), OVERLOAD)
     assert not hit(it)
     with pytest.raises(StoreOverloaded):
-        stand_in("raise").ask(Request("record", "alice", 4), OVERLOAD)
+        fallback("raise").ask(Request("record", "alice", 4), OVERLOAD)
 
 
 def test_a_store_that_never_fails_is_always_well() -> None:

@@ -1,7 +1,7 @@
-"""What a limiter answers when its store cannot be asked: its failure policy, as one value.
+"""Failure policies: how a limiter answers while its store is down.
 
-A policy is `"open"`, `"closed"`, `"raise"` or `local(share=0.25)`. In files and between processes it is data: the same
-texts, and `{"local": 0.25}`. A share survives that exactly.
+A policy is `"open"`, `"closed"`, `"raise"` or `local(share=0.25)`. In files and between processes it is the same text, or
+`{"local": 0.25}`. The share survives the conversion exactly.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Local:
 
 
 OnStoreError = Literal["open", "closed", "raise"] | Local
-"""What a limiter answers when its store cannot be asked."""
+"""How a limiter answers while its store is down."""
 
 OnOverload = Literal["refuse", "policy"]
-"""What a limiter answers when this process could not send a call in time: a refusal, or as when the store is down."""
+"""How a limiter answers when this process could not send a call in time: refuse, or follow the failure policy."""
 
 
 class LocalData(TypedDict):
@@ -58,14 +58,14 @@ def local(share: float = 0.25) -> Local:
 
 
 def check_policy(policy: OnStoreError) -> OnStoreError:
-    """Refuse what is no failure policy."""
+    """Raise `ConfigError` for an unknown failure policy."""
     if isinstance(policy, Local) or policy in ("open", "closed", "raise"):
         return policy
     raise ConfigError(f"on_store_error is 'open', 'closed', 'raise' or local(share=0.25), not {policy!r}")
 
 
 def check_overload(policy: OnOverload) -> OnOverload:
-    """Refuse what is no policy for overload."""
+    """Raise `ConfigError` for an unknown overload policy."""
     if policy in ("refuse", "policy"):
         return policy
     raise ConfigError(f"on_overload is 'refuse' or 'policy', not {policy!r}")
@@ -77,10 +77,10 @@ def policy_to_data(policy: OnStoreError) -> FailureData:
 
 
 def policy_from_data(data: object) -> OnStoreError:
-    """Return the failure policy that `policy_to_data` made such data of.
+    """Return the failure policy for data from `policy_to_data`.
 
     Raises:
-        ConfigError: There is no such policy.
+        ConfigError: The policy is unknown.
     """
     if isinstance(data, Mapping) and data.keys() == {"local"}:
         return local(data["local"])

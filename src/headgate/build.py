@@ -16,6 +16,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+__all__ = ["describe", "is_compiled"]
+
 
 class _PlainFinder(MetaPathFinder):
     """Finds the source of a module where Python would prefer the compiled file beside it."""

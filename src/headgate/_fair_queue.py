@@ -1,43 +1,46 @@
 """First come, first served, per key, within this process.
 
 A ticket leaves its queue when its waiter calls `leave`. That call may never come: the event loop of the waiter was closed,
-or a signal handler raised just before it. Such a ticket is dead, as `Event.set` says. Dead tickets at the front are
-removed by the next one that comes or leaves, and by all that wait: they look after a second or so.
+or a signal handler raised just before it. Such a ticket is dead, and `Event.set` returns false. Every call removes dead
+tickets from the front; waiters call `call_first` after `pause` seconds for that reason.
 
-All of it may be interrupted. A signal handler that raises can come wherever something is called, and so can the garbage
-collector, which closes forgotten coroutines that then `leave` in the middle of another call. Therefore the lock may be
-taken twice by one thread, and a queue is looked up, changed and removed without a call in between.
+Any call may be interrupted by a signal handler that raises, or by the garbage collector, which closes forgotten coroutines
+that then `leave` in the middle of another call. Therefore the lock is re-entrant, and a queue is looked up, changed and
+removed without a call in between.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Generic, TypeVar
 
 from headgate._concurrency import AsyncEvent, Event
 from headgate._fork import watch
 
-Ticket = TypeVar("Ticket", Event, AsyncEvent)
+Ticket = Event | AsyncEvent
 
 LOOK_EVERY = 1.0
-"""Seconds after which a waiter looks whether the front of its queue is dead."""
+"""Seconds after which a waiter checks whether the front of its queue is dead."""
 
 LOOKS_PER_SECOND = 1000
-"""How often all waiters together may look; with many of them, each looks less often."""
+"""Checks per second of all waiters together; with many waiters, each checks less often."""
 
 
-class Queues(Generic[Ticket]):
-    """Queues of tickets by key. The ticket at the front of a queue has the turn, until it leaves."""
+class FairQueue:
+    """Queues of tickets by key. The ticket at the front of a queue has the turn, until it leaves.
+
+    Nothing here waits. A waiter makes a new ticket, calls `join` and, if that returns false, waits for the ticket. At the
+    end it sets `ticket.is_over`, without a call before, and calls `leave`.
+    """
 
     def __init__(self) -> None:
-        # Not a plain dict: finding its first entry takes as many steps as entries were removed before it.
+        # Not a plain dict: to find its first entry takes as many steps as entries were removed before it.
         self._queues: dict[object, OrderedDict[Ticket, None]] = {}
         self._lock = threading.RLock()
         watch(self)
 
-    def taken(self, key: object) -> bool:
-        """Return whether there is a queue."""
+    def is_taken(self, key: object) -> bool:
+        """Return whether there is a queue for the key."""
         return key in self._queues
 
     def leave(self, key: object, ticket: Ticket) -> None:
@@ -46,14 +49,14 @@ class Queues(Generic[Ticket]):
             queue = self._queues.get(key)
             if queue is not None and ticket in queue:  # else it was removed as dead, or in a fork
                 del queue[ticket]
-            self._call_first(key)
+            self.call_first(key)
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's queues: the threads and tasks that wait there do not exist here."""
         self._queues.clear()
         self._lock = threading.RLock()
 
-    def _queue_up(self, key: object, ticket: Ticket) -> bool:
+    def join(self, key: object, ticket: Ticket) -> bool:
         """Put a ticket at the end of the queue, and return whether that is also the front."""
         new: OrderedDict[Ticket, None] = OrderedDict()
         with self._lock:
@@ -62,9 +65,9 @@ class Queues(Generic[Ticket]):
             except KeyError:
                 queue = self._queues[key] = new
             queue[ticket] = None
-            return self._call_first(key, ticket)
+            return self.call_first(key, ticket)
 
-    def _call_first(self, key: object, newcomer: Ticket | None = None) -> bool:
+    def call_first(self, key: object, newcomer: Ticket | None = None) -> bool:
         """Remove dead tickets from the front and give the next one its turn; return whether that is the newcomer."""
         with self._lock:
             while True:
@@ -83,6 +86,6 @@ class Queues(Generic[Ticket]):
                 else:
                     del self._queues[key]
 
-    def _pause(self, key: object) -> float:
-        """Return after how many seconds a waiter looks whether the front of its queue is dead."""
+    def pause(self, key: object) -> float:
+        """Return the seconds after which a waiter checks whether the front of its queue is dead."""
         return LOOK_EVERY + (len(self._queues) + len(self._queues.get(key, ()))) / LOOKS_PER_SECOND

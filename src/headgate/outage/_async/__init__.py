@@ -1,0 +1,1 @@
+"""Gates that survive outages, for coroutines. `headgate.outage._sync` is generated from here by `tools/unasync.py`."""

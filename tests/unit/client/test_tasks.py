@@ -12,11 +12,12 @@ import pytest
 
 from headgate import ConfigError, Decision, StoreUnavailable
 from headgate.client import ServerStore
-from headgate.client.peer import MOST_BYTES, MOST_PER_BATCH
+from headgate.client.peer import MOST_BYTES
 from headgate.errors import StoreConflict
 from headgate.rules import sliding_window
 from headgate.stores.base import AsyncGate
-from headgate.stores.remote import batching, tasks
+from headgate.stores.remote import tasks
+from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
 from tests.unit.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
 
@@ -40,12 +41,6 @@ class GatedServer(ScriptedServer):
         async with asyncio.timeout(30):
             while len(self.asked) < times:  # noqa: ASYNC110  # requests come one by one, and few
                 await asyncio.sleep(0)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, calls wait for the round trip under way, and do not leave on another lane."""
-    monkeypatch.setattr(batching, "SLOW", 3600)
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from headgate import (
 )
 from headgate.algorithms import MAX_ENTRIES, algorithm_for
 from headgate.policy import LivePolicy, PolicyError
-from headgate.policy.counted import out_of_reach
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
+from headgate.usage import with_unreachable_limits
 
 AnyShared = SQLiteStore | RedisStore | PostgresStore
 
@@ -81,7 +81,7 @@ def test_counts_beyond_the_limit_of_a_log_can_be_read(tmp_path: Path) -> None:
     rule = sliding_log("5/minute")
     with SQLiteStore(tmp_path / "limits.db") as store:
         Limiter(rule, name="x", store=store).record("a", 1200)
-        highest = Limiter(out_of_reach(rule), name="x", store=store).check("a", 0)
+        highest = Limiter(with_unreachable_limits(rule), name="x", store=store).check("a", 0)
     assert highest.limit - highest.remaining == 1200
 
 

@@ -51,7 +51,7 @@ OLDEST_POSTGRES = (
     *(
         f"integration/postgres/test_{name}.py"
         for name in (
-            *("bucket_cleanup", "bucket_table", "calendars", "folding"),
+            *("bucket_cleanup", "bucket_table", "calendars"),
             *("migrations", "notes", "ports", "store"),
         )
     ),

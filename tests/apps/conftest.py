@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headgate_server import kept_result
 from tests.apps.timeouts import Timeouts
 
 
@@ -20,6 +21,14 @@ def _log_as_it_was() -> Iterator[None]:
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
     logging.getLogger().handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def _fresh_readiness() -> Iterator[None]:
+    """Have every `/readyz` ask the stores again; `test_health` checks that services do not."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(kept_result, "KEPT_SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture

@@ -3,18 +3,60 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from tests.faults.history import SHARED, History, HistoryCall
 from tests.simulation.programs import LONG_LEASE_US
 
+EXCUSES = {"demote": ("StoreMisconfigured",), "block": ("StoreOverloaded",)}
+"""Errors that a fault explains; any error, if it is not listed. A replica answers, so it is not away, and neither is a server
+that a blocked event loop does not read from."""
 
-def check_errors(history: History, errors: list[tuple[int, int, str]], settling_us: int) -> list[str]:
-    """Return the calls that failed although no fault came near them."""
+
+STEP_US = 100_000
+"""By how much the server's clock may have been set back, at most."""
+
+
+def check_errors(
+    faults: list[list[Any]], errors: list[tuple[int, int, str, str]], settling_us: int
+) -> list[str]:
+    """Return the calls that failed although no fault that explains it came near them."""
+
+    def explains(fault: list[Any], start: int, end: int, error: str) -> bool:
+        begin, stop, kind = fault
+        return begin - STEP_US <= end and start <= stop + settling_us and error in EXCUSES.get(kind, (error,))
+
     return [
-        f"failed without a fault: {why}"
-        for start, end, why in errors
-        if not any(begin <= end and start <= stop + settling_us for begin, stop in history.faults)
+        f"failed without a fault: {error}: {why}"
+        for start, end, error, why in errors
+        if not any(explains(fault, start, end, error) for fault in faults)
     ]
+
+
+def has_refunded_what_was_lost(history: History) -> bool:
+    """Tell whether a hold was ended that a failover may have lost.
+
+    A receipt of a window names the state and the window. If the state has come back without the hold, ending it gives back
+    units of others. No store promises otherwise: `guarantees.may_lose` names the loss.
+    """
+    lost = {
+        (call.worker, call.number)
+        for loss in history.losses
+        for call in history.calls
+        if call.operation == "hold" and (call.end or loss.until) >= loss.since and call.start <= loss.until
+    }
+    return any((call.worker, call.hold) in lost for call in history.calls)
+
+
+def is_short_enough(history: History, call: HistoryCall, calls: int) -> bool:
+    """Tell whether a call took no longer than so many calls may, without the time in which its process was stopped."""
+    assert call.end is not None
+    stopped = sum(
+        max(0, min(pause.end, call.end) - max(pause.start, call.start))
+        for pause in history.pauses
+        if pause.worker in (call.worker, -1)
+    )
+    return call.end - call.start - stopped <= calls * history.longest_us
 
 
 def check_places(history: History, held: dict[tuple[str, int, str], tuple[int, bool]]) -> list[str]:

@@ -190,7 +190,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 # --- Time -------------------------------------------------------------------------------------------------------------
 
 _REAL = {
-    name: getattr(time, name) for name in ("monotonic", "monotonic_ns", "time", "time_ns", "process_time")
+    name: getattr(time, name)
+    for name in ("monotonic", "monotonic_ns", "perf_counter", "time", "time_ns", "process_time")
 }
 _sites: list[tuple[Any, str, str]] | None = None
 
@@ -204,6 +205,7 @@ def virtual_time(loop: SimulatedLoop) -> Iterator[None]:
 
     virtual = {
         "monotonic": loop.time,
+        "perf_counter": loop.time,
         "monotonic_ns": lambda: round(loop.time() * 1e9),
         "time": lambda: wall_us() / 1e6,
         "time_ns": lambda: wall_us() * 1000,

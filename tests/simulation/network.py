@@ -28,7 +28,8 @@ class Network:
     """All connections to one server.
 
     Attributes:
-        faults: Start and end of each fault, by the server's clock in microseconds; lists, because the end may change.
+        faults: Start and end of each fault, by the server's clock in microseconds, and its kind; the end may change.
+        unread: How many replies had arrived when their connection was closed, and were not read.
         links: The open connections.
         injected: How many faults there were, by kind.
     """
@@ -38,19 +39,20 @@ class Network:
         self.rng = loop.rng
         self.server = server
         self.links: list[Link] = []
-        self.faults: list[list[int]] = []
+        self.faults: list[list[Any]] = []
         self.injected: dict[str, int] = {}
+        self.unread = 0
         loop.connect = self.open_stream
 
     def count(self, kind: str) -> None:
         """Count a fault that no call may fail for."""
         self.injected[kind] = self.injected.get(kind, 0) + 1
 
-    def fault(self, kind: str, seconds: float) -> list[int]:
+    def fault(self, kind: str, seconds: float) -> list[Any]:
         """Count a fault that lasts for so long."""
         self.count(kind)
         now = self.server.now_us()
-        span = [now, now + round(seconds * 1e6)]
+        span = [now, now + round(seconds * 1e6), kind]
         self.faults.append(span)
         return span
 
@@ -104,7 +106,7 @@ class Link:
         self.is_over = self.is_closed = self.is_dark = False
         self.reader: Callable[[], None] | None = None
         self.left: dict[str, int | None] = {"server": None, "client": None}
-        self.open_fault: list[int] | None = None
+        self.open_fault: list[Any] | None = None
         self._last = {"server": 0.0, "client": 0.0}
         self._is_broken = False
         self.session: Any = network.server.session(self)
@@ -167,8 +169,9 @@ class Link:
 
     def _read(self) -> None:
         if self.reader is not None:
+            is_last = self.is_over and not self.inbox
             self.reader()
-            if self.inbox:
+            if not is_last:
                 self.wake()
 
     def take(self) -> bytes:
@@ -288,8 +291,8 @@ class SimulatedPGconn:
     """A connection of libpq in pipeline mode, as far as the store uses it.
 
     Messages are frames: a length, one byte of kind, and the rest. A frame to the server is a statement with its arguments. A
-    frame from there is a value (`v`), no value (`n`), an error (`e`: SQLSTATE, severity, text), or the message of a server that
-    ends the connection (`x`), after which nothing follows.
+    frame from there is a value (`v`), no value (`n`), an error (`e`: SQLSTATE, severity, text), or the message of a server
+    that ends the connection (`x`), after which nothing follows.
     """
 
     def __init__(self, link: Link) -> None:
@@ -346,11 +349,6 @@ class SimulatedPGconn:
             else (result, None, SimpleNamespace(status=int(ExecStatus.PIPELINE_SYNC)))
         )
 
-    @property
-    def unread(self) -> bool:
-        """Whether a whole reply has arrived and was not fetched."""
-        return bool(self._results)
-
     def is_busy(self) -> int:
         return not self._results
 
@@ -359,6 +357,8 @@ class SimulatedPGconn:
 
     def finish(self) -> None:
         self.status = ConnStatus.BAD
+        if self.socket.is_over and not self.socket.inbox:
+            self.socket.network.unread += len([result for result in self._results if result is not None]) > 1
         self.socket.close()
 
 

@@ -27,8 +27,9 @@ from tests.simulation.loop import Process, SimulatedLoop
 DEADLINE = 1.0
 """Seconds."""
 DAY_US = 86_400_000_000
-CANCELS_RENEWALS = False
-"""Whether renewals are cancelled. As long as a renewal makes a new lease, a cancelled one loses it."""
+RENEWALS_ARE_SAFE = False
+"""Whether renewals are cancelled, and holds are used after a renewal that failed. As long as a renewal makes a new lease, a
+renewal whose outcome its caller does not see loses a place."""
 LONG_LEASE_US = 600_000_000
 """Places of such a lease are compared with the holds that are open in the end."""
 
@@ -72,7 +73,7 @@ def random_subject(rng: Random, name: str) -> Subject:
     quota: dict[str, str] = {}
     has_own_unit = rng.random() < 0.3
     for i, kind in enumerate(kinds):
-        limit = rng.randrange(3, 30)
+        limit = rng.randrange(3, 30) * rng.choice((1, 1, 20))
         seconds = rng.choice((1, 2, 5))
         scope = rng.choice(("user", "*")) if has_scopes else None
         more: dict[str, Any] = {"name": f"{kind}-{i}", "scope": scope}
@@ -105,7 +106,7 @@ def _windows(make: Any, kind: str) -> Any:
 
 
 def _bucket(limits: list[int], seconds: int, more: dict[str, Any], rng: Random) -> Any:
-    burst = rng.randrange(3, 20)
+    burst = rng.randrange(3, 20) * rng.choice((1, 1, 20))
     spec = {"kind": "token_bucket", "period_us": seconds * 1_000_000, "bursts": (burst, burst)}
 
     def rule(limit: int, pro: int) -> Rule:
@@ -152,7 +153,7 @@ class Recorder:
 
     now_us: Callable[[], int]
     calls: dict[tuple[int, int], HistoryCall] = field(default_factory=dict)
-    errors: list[tuple[int, int, str]] = field(default_factory=list)
+    errors: list[tuple[int, int, str, str]] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
 
     def begin(self, worker: int, *about: Any, hold: int | None = None) -> tuple[int, int]:
@@ -300,7 +301,8 @@ class Program:
         choice = rng.random()
         if choice < 0.3 and subject.has_places:
             made = await self._call("renew", subject, key, cost, hold.renew, number)
-            self._holds.append(entry)  # whatever came of it, the hold is open
+            if made is not None or RENEWALS_ARE_SAFE:
+                self._holds.append(entry)  # whatever came of it, the hold is open
         elif choice < 0.5:
             made = await self._call(
                 "confirm", subject, key, cost, lambda: hold.confirm(subject.cost(cost)), number
@@ -334,9 +336,9 @@ class Program:
 
         try:
             task = asyncio.ensure_future(work())
-            if self.rng.random() < self.plan.cancels and (operation != "renew" or CANCELS_RENEWALS):
+            if self.rng.random() < self.plan.cancels and (operation != "renew" or RENEWALS_ARE_SAFE):
                 self._cancel_later(task)
-            answer = await task
+            answer = await (task if operation != "renew" or RENEWALS_ARE_SAFE else asyncio.shield(task))
         except asyncio.CancelledError:
             recorder.finish(call, "cancelled" if begun else "nothing")
             if self.is_stopping:
@@ -347,9 +349,7 @@ class Program:
             return None
         except StoreError as error:
             recorder.finish(call, "unknown")
-            recorder.errors.append(
-                (start, recorder.now_us(), f"{operation}: {type(error).__name__}: {error}")
-            )
+            recorder.errors.append((start, recorder.now_us(), type(error).__name__, f"{operation}: {error}"))
             await asyncio.sleep(0.003)
             return None
         except Exception as error:  # noqa: BLE001

@@ -39,6 +39,7 @@ class Weather:
         self.kinds = kinds
         self.gap = gap
         self._left = most
+        self._terminated = 0.0
         self.losses: list[Loss] = []
         self.pauses: list[tuple[int, int, int]] = []
         self.back_us = 0
@@ -120,7 +121,12 @@ class Weather:
     def terminate(self) -> None:
         """Have a database end a connection instead of answering; it says that nothing was done."""
         if (link := self._link()) is not None:
-            self.network.count("terminate")
+            now = self.network.loop.time()
+            if now < self._terminated + 2:  # a call is sent again once
+                self.network.fault("terminate", 0.1)
+            else:
+                self.network.count("terminate")
+            self._terminated = now
             link.session.next_reply = self.network.server.goodbye
 
     # --- Processes
@@ -185,7 +191,8 @@ class Weather:
         server = self.network.server
         at, states = self._rng.choice(self._snapshots[-4:])
         server.states = dict(states)
-        self.losses.append(Loss(at - 1000, at - 1000, server.now_us()))
+        since = at - 1000 - self.back_us
+        self.losses.append(Loss(since, since, server.now_us()))
         self.restart()
         self.network.count("failover")
 

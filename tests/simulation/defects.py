@@ -1,0 +1,225 @@
+"""Defects that were put back on purpose, to see that the simulator finds them.
+
+The first three are the bugs of the fault runner (`tests/faults/broken.py`). The others were in the code once; CHANGELOG.md or
+docs/proof.md name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from psycopg import OperationalError
+
+from headgate import AsyncHold, StoreUnavailable
+from headgate.algorithms import TokenBucket
+from headgate.decision import Decision
+from headgate.stores.postgres import peer as postgres
+from headgate.stores.redis.endpoint import is_read_only
+from headgate.stores.redis.peer import RedisPeer
+from headgate.stores.remote import gates
+from headgate.stores.remote.gates import AsyncRemoteGate
+from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.request import Request
+from tests.simulation import programs
+
+FORGETS_ONE_IN = 500
+LEAKS_ONE_IN = 50
+FAILS_OPEN_ONE_IN = 300
+
+
+class Defect(NamedTuple):
+    """A defect.
+
+    Attributes:
+        name: What it does.
+        store: On which store it shows.
+        seeds: Among how many seeds it is found, counted from 0.
+        replaced: What is patched: the object, the name and what is put there.
+        faults: The faults of the runs; random ones by default.
+    """
+
+    name: str
+    store: str
+    seeds: int
+    replaced: tuple[tuple[Any, str, Any], ...]
+    faults: tuple[str, ...] | None = None
+
+
+@contextmanager
+def put_back(defect: Defect) -> Iterator[None]:
+    """Have a defect as long as a block runs."""
+    with ExitStack() as stack:
+        for target, name, value in defect.replaced:
+            stack.enter_context(patch.object(target, name, value))
+        yield
+
+
+_ask = AsyncRemoteGate.ask
+_giving_back = gates.giving_back
+_drained = TokenBucket._drained
+
+
+def _forgets() -> Callable[..., Any]:
+    numbers = count(1)
+
+    async def ask(self: Any, request: Request) -> Any:
+        if request.operation == "hit" and next(numbers) % FORGETS_ONE_IN == 0:
+            request = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
+        return await _ask(self, request)
+
+    return ask
+
+
+def _fails_open() -> Callable[..., Any]:
+    numbers = count(1)
+
+    async def ask(self: Any, request: Request) -> Any:
+        decision, receipts = await _ask(self, request)
+        if request.operation == "hit" and not decision and next(numbers) % FAILS_OPEN_ONE_IN == 0:
+            admitted = [(True, limit, left, None, reset) for _, limit, left, _, reset in decision.fields]
+            return Decision.make(decision.names, admitted), None
+        return decision, receipts
+
+    return ask
+
+
+def _leaks() -> Callable[..., Any]:
+    numbers = count(1)
+
+    def giving_back(*arguments: Any) -> Any:
+        return None if next(numbers) % LEAKS_ONE_IN == 0 else _giving_back(*arguments)
+
+    return giving_back
+
+
+async def _renew_with_new_lease(self: Any, *, now: float | None = None) -> Decision:
+    """Take new places, then give the old ones back; if the caller is cancelled in between, it never learns of the new ones."""
+    request = self._renewal(now)
+    if request is None:
+        return self.decision.as_refused()
+    decision, new = await self._gate.ask(request.replacing(None))
+    if new is not None:
+        await self._gate.refund(self.receipts, request.cost, request.now)
+        self._keep(new)
+    return decision
+
+
+def _answer_replica_as_reset(self: Any, calls: Any, reply: Any) -> Any:
+    """Fail what follows on the connection as if the server were away."""
+    try:
+        return _answer(self, calls, reply)
+    except Exception as error:
+        if is_read_only(error):
+            raise ConnectionResetError(f"{self.name} may no longer write") from error
+        raise
+
+
+_answer = RedisPeer._answer
+
+
+def _receive_late(self: Any) -> Any:
+    """Look for the end of the connection before what has come is read."""
+    try:
+        self.pgconn.consume_input()
+    except OperationalError as error:
+        if self._result is None:
+            raise
+        raise postgres.Terminated(self._result.get_error_message()) from error
+    return self._read()
+
+
+def _start_unless_closed(self: Any, *arguments: Any, **options: Any) -> Any:
+    if self._is_closed:
+        raise StoreUnavailable("the store was closed")
+    return _start(self, *arguments, **options)
+
+
+_start = AsyncEngine.start
+
+
+async def _call_without_release(self: Any, request: Any, due: float, source: str, abandoned: Any) -> Any:
+    """Leave a reply alone that has come when its caller is cancelled."""
+    return await self.start(request, due, source, abandoned=abandoned)
+
+
+async def _carry_unless_cancelled(self: Any, ask: Any, must_leave: bool) -> Any:
+    return await _carry(self, ask, False)
+
+
+_carry = AsyncRemoteGate._carry
+
+
+def _drained_if_changed(self: Any, state: Any, now: int, birth: int) -> Any:
+    """Forget what was taken in another tier."""
+    if state is not None and state[4:] != (self.n, self.d, self.burst):
+        state = None
+    return _drained(self, state, now, birth)
+
+
+def _may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
+    return isinstance(cause, ConnectionResetError)
+
+
+def _never_repeats(self: Any, request: Any, cause: BaseException) -> bool:
+    return False
+
+
+def defects() -> list[Defect]:
+    """Return all defects; each call counts anew where a defect shows only now and then."""
+    return [
+        Defect("forgets one charge in 500", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
+        Defect(
+            "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "ask", _fails_open()),), ()
+        ),
+        Defect("leaks one cancelled hold in 50", "redis", 400, ((gates, "giving_back", _leaks()),), ()),
+        Defect(
+            "renews with a new lease",
+            "redis",
+            200,
+            ((AsyncHold, "renew", _renew_with_new_lease), (programs, "RENEWALS_ARE_SAFE", True)),
+            (),
+        ),
+        Defect(
+            "takes a replica for an outage",
+            "redis",
+            200,
+            ((RedisPeer, "_answer", _answer_replica_as_reset),),
+            ("demote",),
+        ),
+        Defect(
+            "loses replies with the end of a connection",
+            "postgres",
+            200,
+            ((postgres.PostgresWire, "receive", _receive_late),),
+            ("hang_up", "restart"),
+        ),
+        Defect("loses refunds on close", "redis", 200, ((AsyncEngine, "start", _start_unless_closed),)),
+        Defect(
+            "keeps a hold whose reply comes with the cancellation",
+            "postgres",
+            200,
+            ((AsyncEngine, "call_async", _call_without_release),),
+            (),
+        ),
+        Defect(
+            "drops a cancelled settlement",
+            "redis",
+            200,
+            ((AsyncRemoteGate, "_carry", _carry_unless_cancelled),),
+        ),
+        Defect(
+            "takes the end of a session for an outage",
+            "postgres",
+            200,
+            ((postgres.PostgresPeer, "may_repeat", _never_repeats),),
+            ("terminate",),
+        ),
+        Defect(
+            "forgets what another tier owes", "redis", 200, ((TokenBucket, "_drained", _drained_if_changed),)
+        ),
+        Defect("sends a charge twice", "redis", 200, ((RedisPeer, "may_repeat", _may_always_repeat),)),
+    ]

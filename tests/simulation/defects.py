@@ -1,7 +1,7 @@
 """Defects that were put back on purpose, to see that the simulator finds them.
 
-The first three are the bugs of the fault runner (`tests/faults/broken.py`). The others were in the code once; CHANGELOG.md or
-docs/proof.md name them.
+The first three are the bugs of the fault runner (`tests/faults/broken.py`). The others were in the code once, and are named
+in CHANGELOG.md or docs/proof.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.request import Request
 from tests.simulation import programs
 
-FORGETS_ONE_IN = 500
+FORGETS_ONE_IN = 200
 LEAKS_ONE_IN = 50
 FAILS_OPEN_ONE_IN = 300
 
@@ -97,7 +97,7 @@ def _leaks() -> Callable[..., Any]:
 
 
 async def _renew_with_new_lease(self: Any, *, now: float | None = None) -> Decision:
-    """Take new places, then give the old ones back; if the caller is cancelled in between, it never learns of the new ones."""
+    """Take new places, then give the old ones back; a caller that is cancelled in between never learns of the new ones."""
     request = self._renewal(now)
     if request is None:
         return self.decision.as_refused()
@@ -171,7 +171,7 @@ def _never_repeats(self: Any, request: Any, cause: BaseException) -> bool:
 def defects() -> list[Defect]:
     """Return all defects; each call counts anew where a defect shows only now and then."""
     return [
-        Defect("forgets one charge in 500", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
+        Defect("forgets one charge in 200", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
         Defect(
             "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "ask", _fails_open()),), ()
         ),
@@ -195,7 +195,7 @@ def defects() -> list[Defect]:
             "postgres",
             200,
             ((postgres.PostgresWire, "receive", _receive_late),),
-            ("hang_up", "restart"),
+            ("hang_up", "restart", "block", "delay"),
         ),
         Defect("loses refunds on close", "redis", 200, ((AsyncEngine, "start", _start_unless_closed),)),
         Defect(

@@ -9,8 +9,8 @@ from tests.faults.history import SHARED, History, HistoryCall
 from tests.simulation.programs import LONG_LEASE_US
 
 EXCUSES = {"demote": ("StoreMisconfigured",), "block": ("StoreOverloaded",)}
-"""Errors that a fault explains; any error, if it is not listed. A replica answers, so it is not away, and neither is a server
-that a blocked event loop does not read from."""
+"""Errors that a fault explains; any error, if it is not listed. A replica answers, so it is not away; nor is a server that a
+blocked event loop does not read from."""
 
 
 STEP_US = 100_000
@@ -122,4 +122,6 @@ def _is_certain(history: History, call: HistoryCall) -> bool:
 
 def _is_disturbed(history: History, call: HistoryCall) -> bool:
     end = call.end if call.end is not None else call.start
+    if call.outcome == "cancelled":  # it may be carried out later
+        end += history.released_within_us or 0
     return any(begin <= end and call.start <= stop for begin, stop in history.faults)

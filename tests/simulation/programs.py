@@ -338,9 +338,18 @@ class Program:
             task = asyncio.ensure_future(work())
             if self.rng.random() < self.plan.cancels and (operation != "renew" or RENEWALS_ARE_SAFE):
                 self._cancel_later(task)
-            answer = await (task if operation != "renew" or RENEWALS_ARE_SAFE else asyncio.shield(task))
+            if operation == "renew" and not RENEWALS_ARE_SAFE:
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+                answer = await asyncio.shield(task)
+            else:
+                answer = await task
         except asyncio.CancelledError:
-            recorder.finish(call, "cancelled" if begun else "nothing")
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._answered(
+                    operation, call, task.result()
+                )  # it was answered before; only this task was cancelled
+            else:
+                recorder.finish(call, "cancelled" if begun else "nothing")
             if self.is_stopping:
                 raise
             return None

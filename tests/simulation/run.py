@@ -89,6 +89,8 @@ def run(seed: int, store: str | None = None, faults: tuple[str, ...] | None = No
             loop.run_until_complete(loop.create_task(world.play(), context=loop.world.context))
         except Stuck as error:
             outcome.violations.append(str(error))
+        except Exception as error:  # noqa: BLE001  # the seed is printed with it
+            outcome.violations.append(f"the simulated server failed: {error!r}")
         finally:
             world.judge()
             _close(loop)

@@ -170,6 +170,7 @@ class Session:
 
     Attributes:
         next_reply: What to send instead of the next reply, if anything; the request is not worked on.
+        fault: The fault that this is.
         is_over: Whether the server takes nothing more from it.
     """
 
@@ -177,15 +178,20 @@ class Session:
         self.server = server
         self.link = link
         self.next_reply: bytes | None = None
+        self.fault: list[Any] | None = None
         self.is_over = False
 
     def send(self, data: bytes) -> None:
         """Send bytes to the client."""
         self.link.send("client", data)
 
-    def instead(self) -> bytes | None:
-        """Return what to send instead of an answer, once."""
+    def instead(self, *, is_read: bool = True) -> bytes | None:
+        """Return what to send instead of an answer, once; an error if the client would not look at a wrong answer."""
         reply, self.next_reply = self.next_reply, None
+        if reply is not None and self.fault is not None:
+            self.fault[1], self.fault = self.server.now_us(), None
+        if not is_read and reply in self.server.nonsense:
+            reply = self.server.wrong_replies[0]
         if reply is not None and reply is self.server.goodbye:
             self.is_over = True
         return reply
@@ -208,6 +214,7 @@ class RedisServer(Server):
         b":7\r\n",
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
     )
+    nonsense = wrong_replies[3:]
     goodbye = b""
 
     def __init__(self, loop: SimulatedLoop) -> None:
@@ -237,13 +244,14 @@ class RedisSession(Session):
         name = command[0].upper()
         if name not in (b"EVAL", b"EVALSHA"):
             return b"+OK\r\n"
-        if (reply := self.instead()) is not None:
+        size = int(command[2])
+        keys, bodies = command[3 : 3 + size], command[3 + size :]
+        is_read = all(body[0] not in (lua.Operation.REFUND, lua.Operation.RESET) for body in bodies)
+        if (reply := self.instead(is_read=is_read)) is not None:
             return reply
         if name == b"EVALSHA" and not self.server.has_script:
             return b"-NOSCRIPT No matching script. Please use EVAL.\r\n"
         self.server.has_script = True
-        size = int(command[2])
-        keys, bodies = command[3 : 3 + size], command[3 + size :]
         replies = []
         for body in bodies:
             rules = lua._HEAD.unpack_from(body)[1]
@@ -339,6 +347,7 @@ class PostgresServer(Server):
         frame(b"v", b"\0\0\0\1\0\0\0\0\0\0\0\x14\0\0\0\1\0\0\0\1\0\0\0\x08\0\0\0\0\0\0\0\7"),
         frame(b"n", b""),
     )
+    nonsense = wrong_replies[4:]
     goodbye = frame(b"x", b"57P01 FATAL terminating connection due to administrator command")
 
     def session(self, link: Link) -> PostgresSession:
@@ -362,7 +371,7 @@ class PostgresSession(Session):
 
     def _answer(self, statement: list[Any]) -> bytes:
         name, *arguments = statement
-        if (reply := self.instead()) is not None:
+        if (reply := self.instead(is_read=name == b"one")) is not None:
             return reply
         if self.server.is_replica:
             return frame(b"e", b"25006 ERROR cannot execute UPDATE in a read-only transaction")
@@ -468,6 +477,7 @@ class HeadgateServer(Server):
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>hi</p>",
         b"SSH-2.0-OpenSSH_9.6\r\n",
     )
+    nonsense = ()
     goodbye = b""
 
     def __init__(self, loop: SimulatedLoop, policy: str) -> None:

@@ -204,8 +204,8 @@ class Weather:
 
     def wrong_reply(self) -> None:
         """Have the server answer one request with an error, or with nonsense."""
-        if (link := self._link()) is not None:
-            self.network.fault("wrong_reply", 0.5)
+        if (link := self._link()) is not None and link.session.next_reply is None:
+            link.session.fault = self.network.fault("wrong_reply", 1e9)
             link.session.next_reply = self._rng.choice(self.network.server.wrong_replies)
 
     def step(self) -> None:

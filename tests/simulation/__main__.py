@@ -12,7 +12,10 @@ import time
 from collections import Counter
 
 from tests.simulation.run import run
+from tests.simulation.threads import run_threads
 
+THREADS_ONE_IN = 5
+"""One run in so many is of threads."""
 PROGRESS = 10.0
 """Seconds between two lines of progress."""
 
@@ -23,14 +26,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, help="the first seed; the others follow")
     parser.add_argument("--runs", type=int, default=0, help="end after so many runs")
-    parser.add_argument("--store", help="only this store: redis, postgres or server")
+    parser.add_argument("--store", help="only this store: redis, postgres, server or threads")
     options = parser.parse_args()
     began = shown = time.perf_counter()
     faults: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     calls, bad, seed = 0, 0, options.seed
     while time.perf_counter() < began + 60 * options.minutes and not 0 < options.runs <= runs.total():
-        outcome = run(seed, options.store)
+        is_threads = options.store == "threads" or (options.store is None and seed % THREADS_ONE_IN == 0)
+        outcome = run_threads(seed) if is_threads else run(seed, options.store)
         runs[outcome.store] += 1
         faults.update(outcome.faults)
         calls += outcome.calls

@@ -160,7 +160,7 @@ def _drained_if_changed(self: Any, state: Any, now: int, birth: int) -> Any:
     return _drained(self, state, now, birth)
 
 
-def _may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
+def may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
     return isinstance(cause, ConnectionResetError)
 
 
@@ -221,5 +221,5 @@ def defects() -> list[Defect]:
         Defect(
             "forgets what another tier owes", "redis", 200, ((TokenBucket, "_drained", _drained_if_changed),)
         ),
-        Defect("sends a charge twice", "redis", 200, ((RedisPeer, "may_repeat", _may_always_repeat),)),
+        Defect("sends a charge twice", "redis", 200, ((RedisPeer, "may_repeat", may_always_repeat),)),
     ]

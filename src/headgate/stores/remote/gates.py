@@ -166,12 +166,12 @@ def read(name: str, reader: Callable[[Any], T], reply: Any) -> T:
 
 
 def giving_back(asks: Asks, reader: Callable[[Any], Answer], request: Request, reply: Any) -> Any:
-    """Return what to send to give back what the reply to a hold says was taken; `None` if nothing was."""
+    """Return the request that refunds the units a hold has taken according to its reply; `None` if there are none."""
     try:
         receipts = reader(reply)[1]
         return None if receipts is None else asks.refund(receipts, request.cost, request.now)[0]
-    except HeadgateError:
-        return None  # nothing was taken
+    except (HeadgateError, *FAILURES):
+        return None  # nothing was taken, or the reply cannot be read
 
 
 def mention_failure(refund: asyncio.Future[Any]) -> None:

@@ -6,6 +6,7 @@ in CHANGELOG.md or docs/proof.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -20,14 +21,14 @@ from headgate.decision import Decision
 from headgate.stores.postgres import peer as postgres
 from headgate.stores.redis.endpoint import is_read_only
 from headgate.stores.redis.peer import RedisPeer
-from headgate.stores.remote import gates
+from headgate.stores.remote import gates, tasks
 from headgate.stores.remote.gates import AsyncRemoteGate
-from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.remote.tasks import AsyncEngine, LoopEngine
 from headgate.stores.request import Request
 from tests.simulation import programs
 
-FORGETS_ONE_IN = 200
-LEAKS_ONE_IN = 50
+FORGETS_ONE_IN = 100
+LEAKS_ONE_IN = 20
 FAILS_OPEN_ONE_IN = 300
 
 
@@ -168,14 +169,31 @@ def _never_repeats(self: Any, request: Any, cause: BaseException) -> bool:
     return False
 
 
+def _drive_by_two(self: Any, now: float, own: Any = None) -> bool:
+    """Go on with a connection that another task may have taken."""
+    if own is None:
+        return _drive(self, now)
+    following = self._batcher.next_lane(now)
+    if following is own:
+        own.driver = asyncio.current_task()
+    elif following is not None:
+        following.driver = self._loop.create_task(self._drive(following))
+        self._drivers.add(following.driver)
+    _drive(self, now)
+    return own.queue is not None
+
+
+_drive = LoopEngine._drive_free_lanes
+
+
 def defects() -> list[Defect]:
     """Return all defects; each call counts anew where a defect shows only now and then."""
     return [
-        Defect("forgets one charge in 200", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
+        Defect("forgets one charge in 100", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
         Defect(
             "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "ask", _fails_open()),), ()
         ),
-        Defect("leaks one cancelled hold in 50", "redis", 400, ((gates, "giving_back", _leaks()),), ()),
+        Defect("leaks one cancelled hold in 20", "redis", 400, ((gates, "giving_back", _leaks()),), ()),
         Defect(
             "renews with a new lease",
             "redis",
@@ -217,6 +235,20 @@ def defects() -> list[Defect]:
             200,
             ((postgres.PostgresPeer, "may_repeat", _never_repeats),),
             ("terminate",),
+        ),
+        Defect(
+            "uses a connection in two tasks",
+            "postgres",
+            200,
+            ((LoopEngine, "_drive_free_lanes", _drive_by_two),),
+            ("delay", "stop_server"),
+        ),
+        Defect(
+            "takes a blocked event loop for an outage",
+            "redis",
+            100,
+            ((tasks, "GRACE", 1e9), (tasks, "TURNS", 0)),
+            ("block",),
         ),
         Defect(
             "forgets what another tier owes", "redis", 200, ((TokenBucket, "_drained", _drained_if_changed),)

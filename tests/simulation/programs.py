@@ -168,10 +168,7 @@ class Recorder:
         verdicts = (
             tuple(VerdictSeen(*fields[:4]) for fields in decision.fields) if decision is not None else ()
         )
-        begun, now = self.calls[call], self.now_us()
-        if begun.operation == "hits":  # only the last attempt of `wait` has taken anything
-            begun = begun._replace(start=max(begun.start, now - round(DEADLINE * 1e6) - 40_000))
-        self.calls[call] = begun._replace(end=now, outcome=outcome, verdicts=verdicts)
+        self.calls[call] = self.calls[call]._replace(end=self.now_us(), outcome=outcome, verdicts=verdicts)
 
 
 @dataclass(frozen=True)

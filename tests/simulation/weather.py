@@ -12,6 +12,12 @@ from tests.simulation.network import Link, Network
 from tests.simulation.programs import Program
 from tests.simulation.servers import HeadgateServer, policy_of
 
+ON_THE_WAY = ("delay", "cut", "lose_reply", "darken", "hang_up", "wrong_reply", "terminate")
+"""Faults of a single connection. They are made more often than those of a whole process or server."""
+
+SETTLING_US = 3_000_000
+"""Time after a fault in which everything has to be well again."""
+
 LOST_SECONDS = 0.2
 """A failover loses what was written in so many seconds before it, at most."""
 
@@ -71,7 +77,8 @@ class Weather:
     def _next(self) -> None:
         self._left -= 1
         if not self._is_over and self._left:
-            getattr(self, self._rng.choice(self.kinds))()
+            weights = [4 if kind in ON_THE_WAY else 1 for kind in self.kinds]
+            getattr(self, self._rng.choices(self.kinds, weights)[0])()
             self._later(self._next)
 
     def _after(self, seconds: float, event: Callable[[], object]) -> None:
@@ -79,7 +86,7 @@ class Weather:
         loop.at(loop.time() + seconds, event)
 
     def _link(self) -> Link | None:
-        links = self.network.links
+        links = [link for link in self.network.links if link.open_fault is None]
         return self._rng.choice(links) if links else None
 
     def _side(self) -> str:
@@ -96,25 +103,25 @@ class Weather:
 
     def cut(self) -> None:
         """End a connection after any byte, in either direction."""
-        if (link := self._link()) is not None and link.open_fault is None:
+        if (link := self._link()) is not None:
             link.open_fault = self.network.fault("cut", 1e9)
             link.left[self._side()] = self._rng.choice((0, 1, self._rng.randrange(400)))
 
     def lose_reply(self) -> None:
         """Lose a reply after the server has done what it was asked."""
-        if (link := self._link()) is not None and link.open_fault is None:
+        if (link := self._link()) is not None:
             link.open_fault = self.network.fault("lose_reply", 1e9)
             link.left["client"] = 0
 
     def darken(self) -> None:
         """Have a connection pass nothing any more, without a word."""
-        if (link := self._link()) is not None and link.open_fault is None:
+        if (link := self._link()) is not None:
             link.open_fault = self.network.fault("darken", 1e9)
             link.is_dark = True
 
     def hang_up(self) -> None:
         """Have the server end a connection in good order, if nothing is on its way there."""
-        if (link := self._link()) is not None and link.open_fault is None:
+        if (link := self._link()) is not None:
             link.open_fault = self.network.fault("hang_up", 1e9)
             link.break_off()
 
@@ -136,6 +143,9 @@ class Weather:
         program = self._rng.choice(self.programs)
         seconds = self._rng.choice((0.002, 0.05, 0.3, 3.0)) * self._rng.random()
         loop, server = self.network.loop, self.network.server
+        for span in self.network.faults:  # the process notices later that they are over
+            if span[1] >= server.now_us() - SETTLING_US:
+                span[1] += round(seconds * 1e6)
         self.network.fault("block", seconds)
         program.process.stopped_until = max(program.process.stopped_until, loop.time() + seconds)
         self.pauses.append((program.number, server.now_us(), server.now_us() + round(seconds * 1e6)))

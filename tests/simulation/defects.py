@@ -213,7 +213,7 @@ def defects() -> list[Defect]:
             "postgres",
             200,
             ((postgres.PostgresWire, "receive", _receive_late),),
-            ("hang_up", "restart", "block", "delay"),
+            ("restart", "block"),
         ),
         Defect("loses refunds on close", "redis", 200, ((AsyncEngine, "start", _start_unless_closed),)),
         Defect(

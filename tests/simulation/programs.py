@@ -350,8 +350,11 @@ class Program:
             if self.is_stopping:
                 raise
             return None
-        except (CostTooHigh, RateLimited):
+        except CostTooHigh:
             recorder.finish(call, "nothing")
+            return None
+        except RateLimited:  # a policy that refuses hides whether the store has charged an earlier attempt
+            recorder.finish(call, "nothing" if self.plan.policy == "raise" else "unknown")
             return None
         except StoreError as error:
             recorder.finish(call, "unknown")

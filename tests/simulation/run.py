@@ -199,6 +199,8 @@ class World:
         outcome, weather = self.outcome, self.weather
         settling = round(DEADLINE * 1e6)
         faults = [(start - 1000, end + settling) for start, end, _ in self.network.faults]
+        # By a clock that was set forward, a cancelled call may be carried out late.
+        faults += [(start, end) for worker, start, end in weather.pauses if worker < 0]
         history = History(
             {subject.name: subject.specs for subject in self.subjects},
             list(self.recorder.calls.values()),

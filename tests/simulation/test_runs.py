@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.run import STORES, run
 
-SEEDS = range(1000, 1160)
+SEEDS = range(1000, 1100)
 PER_TEST = 20
 
 

@@ -15,7 +15,7 @@ from tests.simulation.run import run
 from tests.simulation.threads import run_threads
 
 THREADS_ONE_IN = 5
-"""One run in so many is of threads."""
+"""Every fifth run simulates threads."""
 PROGRESS = 10.0
 """Seconds between two lines of progress."""
 

@@ -36,10 +36,10 @@ class Defect(NamedTuple):
     """A defect.
 
     Attributes:
-        name: What it does.
-        store: On which store it shows.
-        seeds: Among how many seeds it is found, counted from 0.
-        replaced: What is patched: the object, the name and what is put there.
+        name: A short description.
+        store: The store that it shows on.
+        seeds: The number of seeds, from 0 on, among which it is found.
+        replaced: The patches: object, attribute and new value.
         faults: The faults of the runs; random ones by default.
     """
 
@@ -52,7 +52,7 @@ class Defect(NamedTuple):
 
 @contextmanager
 def put_back(defect: Defect) -> Iterator[None]:
-    """Have a defect as long as a block runs."""
+    """Patch a defect in for the length of a block."""
     with ExitStack() as stack:
         for target, name, value in defect.replaced:
             stack.enter_context(patch.object(target, name, value))
@@ -123,7 +123,7 @@ _answer = RedisPeer._answer
 
 
 def _receive_late(self: Any) -> Any:
-    """Look for the end of the connection before what has come is read."""
+    """Check for the end of the connection before reading the buffered replies."""
     try:
         self.pgconn.consume_input()
     except OperationalError as error:
@@ -143,7 +143,7 @@ _start = AsyncEngine.start
 
 
 async def _call_without_release(self: Any, request: Any, due: float, source: str, abandoned: Any) -> Any:
-    """Leave a reply alone that has come when its caller is cancelled."""
+    """Ignore a reply that arrives together with the cancellation of its caller."""
     return await self.start(request, due, source, abandoned=abandoned)
 
 
@@ -155,7 +155,7 @@ _carry = AsyncRemoteGate._carry
 
 
 def _drained_if_changed(self: Any, state: Any, now: int, birth: int) -> Any:
-    """Forget what was taken in another tier."""
+    """Drop the units taken in another tier."""
     if state is not None and state[4:] != (self.n, self.d, self.burst):
         state = None
     return _drained(self, state, now, birth)
@@ -187,7 +187,7 @@ _drive = LoopEngine._drive_free_lanes
 
 
 def defects() -> list[Defect]:
-    """Return all defects; each call counts anew where a defect shows only now and then."""
+    """Return all defects, with fresh counters."""
     return [
         Defect("forgets one charge in 100", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
         Defect(

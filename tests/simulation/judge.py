@@ -1,4 +1,4 @@
-"""What the history checker does not see: calls that fail for no reason, and places that no hold owns."""
+"""Checks beyond the history checker: calls that fail without a reason, and places without a hold."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def check_errors(
 
 
 def has_refunded_what_was_lost(history: History) -> bool:
-    """Tell whether a hold was ended that a failover may have lost.
+    """Return whether a hold was ended that a failover may have lost.
 
-    A receipt of a window names the state and the window. If the state has come back without the hold, ending it gives back
+    A receipt of a window names the state and the window. If the state was restored without the hold, ending it gives back
     units of others. No store promises otherwise: `guarantees.may_lose` names the loss.
     """
     lost = {
@@ -49,7 +49,7 @@ def has_refunded_what_was_lost(history: History) -> bool:
 
 
 def is_short_enough(history: History, call: HistoryCall, calls: int) -> bool:
-    """Tell whether a call took no longer than so many calls may, without the time in which its process was stopped."""
+    """Return whether a call took at most `calls` deadlines, not counting the time in which its process was stopped."""
     assert call.end is not None
     stopped = sum(
         max(0, min(pause.end, call.end) - max(pause.start, call.start))
@@ -60,15 +60,14 @@ def is_short_enough(history: History, call: HistoryCall, calls: int) -> bool:
 
 
 def check_places(history: History, held: dict[tuple[str, int, str], tuple[int, bool]]) -> list[str]:
-    """Compare the places that are held in the end with those that open holds own.
+    """Compare the places held in the end with the places of open holds.
 
     Args:
         history: The calls.
         held: The places held by limiter, rule and key, and whether these are all: a full rule does not show how many more.
 
     Only leases that outlast the run are compared, and only if the store has lost nothing. A call with an unknown outcome may
-    have taken or freed its places. But one that was cancelled without a fault near it is carried out or was never sent, and
-    a hold that has certainly ended owns nothing, however often it was renewed.
+    have taken or freed its places. A cancelled call without a fault near it is carried out or was never sent, and a hold that has certainly ended owns nothing, however often it was renewed.
     """
     if history.losses:
         return []

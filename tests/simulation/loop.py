@@ -1,8 +1,8 @@
 """An event loop with a virtual clock, for several simulated processes at once.
 
 Every process has its own queue of callbacks and its own timers, and runs one *turn* at a time, like a real event loop: first
-what has arrived on its connections, in random order, then the timers that are due, then everything that is ready, first in,
-first out. Which process runs next is random. Nothing waits: if no process has anything to do, the clock moves to the next
+the connections with new data, in random order, then the timers that are due, then all ready callbacks, first in, first
+out. Which process runs next is random. Nothing waits: if no process has anything to do, the clock moves to the next
 event. All randomness comes from one generator, so a seed replays exactly.
 """
 
@@ -39,11 +39,11 @@ class Process:
     """A simulated process: the callbacks of its event loop, its timers, and its wall clock.
 
     Attributes:
-        name: What it is called in reports.
-        stopped_until: When it runs again after it was stopped, or its event loop was blocked.
+        name: The name in reports.
+        stopped_until: The end of a stop, or of a blocked event loop.
         skew_us: How far its wall clock is off.
-        context: In which its callbacks run.
-        arrived: What has arrived on its connections: one callback for each.
+        context: The context of its callbacks.
+        arrived: Callbacks of connections with new data.
     """
 
     def __init__(self, name: str) -> None:
@@ -95,7 +95,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return EPOCH_US + round((self._now - 1000.0) * 1e6)
 
     def at(self, when: float, event: Callable[[], object]) -> None:
-        """Have something happen in the world, outside of all processes."""
+        """Schedule an event outside of all processes."""
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
@@ -147,7 +147,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.failures.append(f"{about.get('message')}: {error!r}")
 
     def _run_once(self) -> None:
-        """Let the world go on until now, then give one process a turn; if none has anything to do, let time pass."""
+        """Run due events, then one turn of one process; advance the clock if no process can run."""
         self._running = None
         while self._events and self._events[0][0] <= self._now:
             heapq.heappop(self._events)[2]()
@@ -171,7 +171,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if process.arrived:
             arrived, process.arrived = list(process.arrived.values()), {}
             self.rng.shuffle(arrived)
-            # Reading comes before timers that are due, as in a real loop; both after what was ready already.
+            # As in a real loop, reading comes before due timers, and both come after ready callbacks.
             process.ready.extend(asyncio.Handle(read, (), self, process.context) for read in arrived)
         while process.timers and process.timers[0][0] <= self._now:
             timer = heapq.heappop(process.timers)[2]
@@ -198,7 +198,7 @@ _sites: list[tuple[Any, str, str]] | None = None
 
 @contextlib.contextmanager
 def virtual_time(loop: SimulatedLoop) -> Iterator[None]:
-    """Have everybody read the loop's clock; the wall clock is that of the process that reads it."""
+    """Replace the functions of `time` by the loop's clock; each process has its own wall clock."""
 
     def wall_us() -> int:
         return loop.now_us() + loop.current().skew_us
@@ -221,7 +221,7 @@ def virtual_time(loop: SimulatedLoop) -> Iterator[None]:
 
 
 def _find_sites() -> list[tuple[Any, str, str]]:
-    """Return where modules of ours keep functions of `time`: under names of their own, and as defaults."""
+    """Return the places where our modules keep functions of `time`: module attributes and default arguments."""
     global _sites
     if _sites is None:
         _sites = [(time, name, name) for name in _REAL]

@@ -49,7 +49,7 @@ class Network:
         self.injected[kind] = self.injected.get(kind, 0) + 1
 
     def fault(self, kind: str, seconds: float) -> list[Any]:
-        """Count a fault that lasts for so long."""
+        """Count a fault of this duration."""
         self.count(kind)
         now = self.server.now_us()
         span = [now, now + round(seconds * 1e6), kind]
@@ -90,8 +90,8 @@ class Link:
     """One connection.
 
     Attributes:
-        process: Whose it is.
-        inbox: What has arrived at the client and is not read.
+        process: The process that opened it.
+        inbox: Bytes that arrived at the client and are unread.
         is_over: Whether the end has arrived there.
         is_closed: Whether the client has closed it.
         reader: Called in a turn of the process while there is something to read.
@@ -129,11 +129,11 @@ class Link:
             self.break_off()
 
     def delay(self, to: str, seconds: float) -> None:
-        """Have nothing arrive before a time; what was sent already may."""
+        """Delay everything sent from now on."""
         self._last[to] = max(self._last[to], self.network.loop.time() + seconds)
 
     def break_off(self) -> None:
-        """End the connection; both sides notice it after what was sent before."""
+        """End the connection; both sides notice it after the data in flight."""
         if not self._is_broken:
             self._is_broken = True
             loop = self.network.loop
@@ -163,7 +163,7 @@ class Link:
         self.wake()
 
     def wake(self) -> None:
-        """Have the process read in its next turn, as long as there is something to read."""
+        """Schedule a read in the next turn of the process, if there is anything to read."""
         if self.reader is not None and (self.inbox or self.is_over) and not self.is_closed:
             self.process.arrived[self] = self._read
 
@@ -175,12 +175,12 @@ class Link:
                 self.wake()
 
     def take(self) -> bytes:
-        """Return what has arrived."""
+        """Return the unread bytes."""
         data, self.inbox = bytes(self.inbox), bytearray()
         return data
 
     def close(self) -> None:
-        """Close the client's end; what is on its way to the server still arrives there."""
+        """Close the client's end; data in flight to the server still arrives."""
         if not self.is_closed:
             self.is_closed = True
             self.reader = None

@@ -42,9 +42,9 @@ class Subject:
         name: Its name.
         rules: Its rules.
         others: The same rules with other limits, in force after a reload.
-        roomy: The same rules with limits that are never reached, to see what is counted.
+        roomy: The same rules with limits that are never reached, to read the counts.
         specs: The rules as the checker needs to know them.
-        quota: A quota that some calls bring along, by the rule's name.
+        quota: A quota for some calls, by rule name.
     """
 
     name: str
@@ -173,14 +173,14 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the programs of one run are like.
+    """Parameters of the programs of one run.
 
     Attributes:
-        actors: How many tasks each process has.
-        calls: How many calls each of them makes.
+        actors: The number of tasks of each process.
+        calls: The number of calls of each task.
         cancels: The share of calls that are cancelled.
         thinks: Seconds that a task waits between two calls, at most.
-        policy: What limiters answer when the store is down.
+        policy: The failure policy.
         bursts: How many hits are made at once now and then.
         exits: Whether processes end in good order in the middle of their calls.
         is_certain: Whether a settlement that raises nothing was certainly done.
@@ -197,7 +197,7 @@ class Plan:
 
 
 class Program:
-    """A simulated process with a store of its own, limiters and tasks that call them."""
+    """A simulated process with its own store, limiters and tasks."""
 
     def __init__(
         self,

@@ -43,13 +43,13 @@ HARMLESS = ("skew", "reload", "step", "terminate")
 
 @dataclass
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
-        violations: What was wrong, in words.
-        faults: How many faults there were, by kind.
-        calls: How many calls were made.
-        trace: A checksum of all that the processes saw: the same for the same seed.
+        violations: Descriptions of all violations.
+        faults: The number of faults by kind.
+        calls: The number of calls.
+        trace: A checksum of the history; equal for equal seeds.
     """
 
     seed: int
@@ -165,7 +165,7 @@ class World:
         )
 
     async def play(self) -> None:
-        """Let the programs run, then look what is left."""
+        """Run the programs, then audit the counts."""
         self.weather.start()
         running = [
             self.loop.create_task(program.run(), context=program.process.context) for program in self.programs
@@ -195,7 +195,7 @@ class World:
                 self.held[limiter, i, key] = limit - remaining, remaining > 0
 
     def judge(self) -> None:
-        """Write down what was wrong."""
+        """Collect the violations."""
         outcome, weather = self.outcome, self.weather
         settling = round(DEADLINE * 1e6)
         faults = [(start - 1000, end + settling) for start, end, _ in self.network.faults]

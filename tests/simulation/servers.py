@@ -1,7 +1,7 @@
 """Servers that run the pure algorithms behind the encoding of the real ones.
 
-All of them answer at once when a request has arrived in full. What they count survives a restart; a failover goes back to a
-snapshot. `next_reply` of a session replaces one reply, by an error or by nonsense.
+They answer as soon as a request is complete. Counts survive a restart; a failover restores a snapshot. `next_reply` of a
+session replaces one reply by an error or nonsense.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.simulation.network import Link, frame, frames
 
 
 class OtherWindow(Exception):
-    """The time is in none of the windows that a request has brought along."""
+    """The time is in none of the windows in a request."""
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -76,14 +76,14 @@ def algorithm_of(kind: int, a: int, b: int, c: int, d: int) -> Algorithm:
 
 
 class Server:
-    """What all servers have in common.
+    """Base class of the servers.
 
     Attributes:
-        states: What was counted.
+        states: The stored states.
         is_up: Whether it accepts connections.
-        silent_until: Until when it is stopped.
-        skew_us: How far its clock is off.
-        done: How many requests it has worked on.
+        silent_until: The end of a stop.
+        skew_us: The error of its clock.
+        done: The number of requests.
     """
 
     def __init__(self, loop: SimulatedLoop) -> None:
@@ -100,7 +100,7 @@ class Server:
         return self.loop.now_us() + self.skew_us
 
     def restart(self) -> None:
-        """Forget what is not on disk."""
+        """Drop the data that is not on disk."""
 
     def decide(
         self,
@@ -169,7 +169,7 @@ class Session:
     """A server's side of a connection.
 
     Attributes:
-        next_reply: What to send instead of the next reply, if anything; the request is not worked on.
+        next_reply: A replacement of the next reply, or None; the request is not executed.
         fault: The fault that this is.
         is_over: Whether the server takes nothing more from it.
     """
@@ -197,7 +197,7 @@ class Session:
         return reply
 
     def close(self) -> None:
-        """Hear that the client has gone."""
+        """Handle the end of the client."""
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ MOST_STEPS = 100_000
 
 
 class Interrupted(Exception):
-    """What a signal handler raises."""
+    """An exception from a signal handler."""
 
 
 class Stopped(BaseException):
@@ -50,7 +50,7 @@ class Stopped(BaseException):
 
 
 class SimulatedThread:
-    """A thread: what it waits for, until when, and whether it may be interrupted."""
+    """A thread: its condition and time limit while it waits, and whether it may be interrupted."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
@@ -90,7 +90,7 @@ class Scheduler:
         return self.world
 
     def at(self, seconds: float, event: Callable[[], object]) -> None:
-        """Have something happen after some seconds."""
+        """Schedule an event after `seconds`."""
         heapq.heappush(self._events, (self._now + seconds, next(self._numbers), event))
 
     def spawn(self, work: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
@@ -123,7 +123,7 @@ class Scheduler:
                 thread.turn.release()
 
     def point(self) -> None:
-        """Let another thread run, perhaps."""
+        """Switch to a random thread."""
         self._now += 1e-6
         self.wait(lambda: True, 0.0)
 
@@ -144,7 +144,7 @@ class Scheduler:
         return is_ready()
 
     def _next(self) -> None:
-        """Choose a thread that can run; if there is none, let time pass."""
+        """Switch to a random thread that can run; otherwise advance the clock."""
         self._steps += 1
         if self._steps == MOST_STEPS:
             self.failures.append(f"no end after {MOST_STEPS} steps")
@@ -214,7 +214,7 @@ class SimulatedBaton:
 
 
 class ThreadWire:
-    """A connection for threads, with faults of its own."""
+    """A connection for threads that makes faults."""
 
     def __init__(self, scheduler: Scheduler, server: RedisServer, disturbs: float) -> None:
         self._scheduler = scheduler

@@ -19,21 +19,21 @@ SETTLING_US = 3_000_000
 """Time after a fault in which everything has to be well again."""
 
 LOST_SECONDS = 0.2
-"""A failover loses what was written in so many seconds before it, at most."""
+"""Seconds of writes that a failover loses at most."""
 
 
 class Weather:
-    """Makes faults at random times until it is told to stop.
+    """Makes faults at random times.
 
     Args:
         network: The connections.
         programs: The processes.
-        kinds: Which faults there are; each a name of a method here.
+        kinds: The faults, by method name.
         gap: Seconds between two of them, on average.
-        most: How many there are at most.
+        most: The largest number of faults.
 
     Attributes:
-        losses: What the server has forgotten.
+        losses: Declared losses of the server.
         pauses: When processes were stopped: the process, start and end in microseconds.
     """
 
@@ -60,7 +60,7 @@ class Weather:
             self._snapshot()
 
     def stop(self) -> None:
-        """End: no more faults come, and those that last are over."""
+        """Stop making faults, and end lasting ones."""
         self._is_over = True
         self.network.server.is_up = True
         self.network.server.is_replica = False
@@ -95,7 +95,7 @@ class Weather:
     # --- On the way
 
     def delay(self) -> None:
-        """Hold up what is sent on a connection, so that others overtake it."""
+        """Delay a connection, so that others overtake it."""
         if (link := self._link()) is not None:
             seconds = self._rng.choice((0.005, 0.05, 0.4, 1.5)) * self._rng.random()
             self.network.fault("delay", seconds)
@@ -108,25 +108,25 @@ class Weather:
             link.left[self._side()] = self._rng.choice((0, 1, self._rng.randrange(400)))
 
     def lose_reply(self) -> None:
-        """Lose a reply after the server has done what it was asked."""
+        """Lose a reply after the server has decided."""
         if (link := self._link()) is not None:
             link.open_fault = self.network.fault("lose_reply", 1e9)
             link.left["client"] = 0
 
     def darken(self) -> None:
-        """Have a connection pass nothing any more, without a word."""
+        """Drop everything on a connection silently."""
         if (link := self._link()) is not None:
             link.open_fault = self.network.fault("darken", 1e9)
             link.is_dark = True
 
     def hang_up(self) -> None:
-        """Have the server end a connection in good order, if nothing is on its way there."""
+        """Close a connection from the server."""
         if (link := self._link()) is not None:
             link.open_fault = self.network.fault("hang_up", 1e9)
             link.break_off()
 
     def terminate(self) -> None:
-        """Have a database end a connection instead of answering; it says that nothing was done."""
+        """End a database session instead of answering; nothing was done."""
         if (link := self._link()) is not None:
             now = self.network.loop.time()
             if now < self._terminated + 2:  # a call is sent again once
@@ -170,7 +170,7 @@ class Weather:
     # --- Servers
 
     def stop_server(self) -> None:
-        """Stop the server for a while; what it is sent waits."""
+        """Stop the server for a while; requests wait."""
         seconds = self._rng.choice((0.01, 0.1, 1.5)) * self._rng.random()
         self.network.fault("stop_server", seconds)
         server = self.network.server
@@ -213,7 +213,7 @@ class Weather:
             self._after(LOST_SECONDS / 4, self._snapshot)
 
     def wrong_reply(self) -> None:
-        """Have the server answer one request with an error, or with nonsense."""
+        """Answer one request with an error or nonsense."""
         if (link := self._link()) is not None and link.session.next_reply is None:
             link.session.fault = self.network.fault("wrong_reply", 1e9)
             link.session.next_reply = self._rng.choice(self.network.server.wrong_replies)

@@ -67,7 +67,8 @@ def check_places(history: History, held: dict[tuple[str, int, str], tuple[int, b
         held: The places held by limiter, rule and key, and whether these are all: a full rule does not show how many more.
 
     Only leases that outlast the run are compared, and only if the store has lost nothing. A call with an unknown outcome may
-    have taken or freed its places. A cancelled call without a fault near it is carried out or was never sent, and a hold that has certainly ended owns nothing, however often it was renewed.
+    have taken or freed its places. A cancelled call without a fault near it is carried out or was never sent. A
+    hold that has certainly ended owns nothing, however often it was renewed.
     """
     if history.losses:
         return []

@@ -20,9 +20,6 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 from tests.simulation.loop import Process, SimulatedLoop
 
-SLOW = 0.02
-"""Seconds. A message that takes longer counts as a fault."""
-
 
 class Network:
     """All connections to one server.

@@ -125,18 +125,29 @@ async def test_a_hold_whose_task_is_cancelled_is_given_back(
     assert sent(peer) == ["hold a", "refund 3"]
 
 
+@pytest.mark.parametrize("trouble", [CostTooHigh(3, 1, "x"), IndexError("tuple index out of range")])
 async def test_a_cancelled_hold_that_took_nothing_gives_nothing_back(
-    async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder
+    async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder, trouble: Exception
 ) -> None:
     peer.is_open = False
     hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
     await peer.until_sent_async(1)
     hold.cancel()
     await asyncio.wait([hold])
-    encoder.trouble = CostTooHigh(3, 1, "x")
+    encoder.trouble = trouble
     peer.open()
     await async_gate.refund(RECEIPTS, 1, None)
     assert sent(peer) == ["hold a", "refund 1"]
+
+
+async def test_a_hold_cancelled_with_a_reply_that_cannot_be_read_is_cancelled(
+    async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder
+) -> None:
+    encoder.trouble = IndexError("tuple index out of range")
+    hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
+    peer.answer = lambda requests: asyncio.get_running_loop().call_soon(hold.cancel) and list(requests)
+    await asyncio.wait([hold])
+    assert hold.cancelled()
 
 
 def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(

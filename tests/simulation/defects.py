@@ -25,7 +25,6 @@ from headgate.stores.remote._async import gate as gates
 from headgate.stores.remote._async.gate import AsyncRemoteGate
 from headgate.stores.remote.tasks import AsyncEngine, LoopEngine
 from headgate.stores.request import Request
-from tests.simulation import programs
 
 FORGETS_ONE_IN = 100
 LEAKS_ONE_IN = 20
@@ -194,7 +193,7 @@ def defects() -> list[Defect]:
             "renews with a new lease",
             "redis",
             200,
-            ((AsyncHold, "renew", _renew_with_new_lease), (programs, "RENEWALS_ARE_SAFE", True)),
+            ((AsyncHold, "renew", _renew_with_new_lease),),
             (),
         ),
         Defect(

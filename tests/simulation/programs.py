@@ -27,9 +27,8 @@ from tests.simulation.loop import Process, SimulatedLoop
 DEADLINE = 1.0
 """Seconds."""
 DAY_US = 86_400_000_000
-RENEWALS_ARE_SAFE = True
-"""Whether renewals are cancelled, and holds are used after a renewal that failed. As long as a renewal makes a new lease, a
-renewal whose outcome its caller does not see loses a place."""
+ROOMY = 1000
+"""More places than any rule has, and the highest limit that every kind of rule may have on a shared store."""
 LONG_LEASE_US = 600_000_000
 """Places of such a lease are compared with the holds that are open in the end."""
 
@@ -83,7 +82,7 @@ def random_subject(rng: Random, name: str) -> Subject:
         rule, spec = KINDS_OF[kind](limits, seconds, more, rng)
         rules.append(rule(limits[0], limits[1]))
         others.append(rule(limits[2], limits[1]))
-        roomy.append(rule(100_000, 100_000))
+        roomy.append(rule(ROOMY, ROOMY))
         specs.append(RuleSpec(**{**spec, "limits": tuple(limits), "shared": scope == "*"}))
         if kind in ("fixed_window", "sliding_log", "sliding_window"):
             quota[more["name"]] = f"{limits[3]}/{seconds}s"
@@ -297,9 +296,8 @@ class Program:
         cost = self.recorder.calls[self.number, number].cost
         choice = rng.random()
         if choice < 0.3 and subject.has_places:
-            made = await self._call("renew", subject, key, cost, hold.renew, number)
-            if made is not None or RENEWALS_ARE_SAFE:
-                self._holds.append(entry)  # whatever came of it, the hold is open
+            await self._call("renew", subject, key, cost, hold.renew, number)
+            self._holds.append(entry)  # whatever came of it, the hold is open
         elif choice < 0.5:
             made = await self._call(
                 "confirm", subject, key, cost, lambda: hold.confirm(subject.cost(cost)), number
@@ -333,13 +331,9 @@ class Program:
 
         try:
             task = asyncio.ensure_future(work())
-            if self.rng.random() < self.plan.cancels and (operation != "renew" or RENEWALS_ARE_SAFE):
+            if self.rng.random() < self.plan.cancels:
                 self._cancel_later(task)
-            if operation == "renew" and not RENEWALS_ARE_SAFE:
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())
-                answer = await asyncio.shield(task)
-            else:
-                answer = await task
+            answer = await task
         except asyncio.CancelledError:
             if task.done() and not task.cancelled() and task.exception() is None:
                 self._answered(

@@ -119,8 +119,14 @@ class Server:
         if after is before or not writes:
             return verdicts, []
         receipts = [
-            algorithm.receipt(old, new, cost) if cost and new is not None else ()
-            for algorithm, old, new, cost in zip(algorithms, before, after, costs, strict=True)
+            renewed
+            if renewed and isinstance(algorithm, Concurrent)
+            else algorithm.receipt(old, new, cost)
+            if cost and new is not None
+            else ()
+            for algorithm, old, new, cost, renewed in zip(
+                algorithms, before, after, costs, replaces or [None] * len(keys), strict=True
+            )
         ]
         self._write(keys, after)
         return verdicts, receipts

@@ -234,6 +234,8 @@ class Reader:
             self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
         elif call.outcome != "refused":  # it may be carried out after its caller has given up
             high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        elif call.verdicts[self._number].allowed:  # the lease of another rule had ended
+            return
         for charge in self._held.get((call.worker, call.hold or 0), []):
             charge.renewals.append(Renewal(call, low, high))
 

@@ -294,6 +294,17 @@ def test_a_lease_is_renewed_while_it_lasts_and_not_later() -> None:
     assert "renewed too late" in script.kinds()
 
 
+def test_a_renewal_may_be_refused_by_another_rule_whose_lease_has_ended() -> None:
+    rules = (PLACES, RuleSpec("concurrent", 500, (2,)))
+    taken = (VerdictSeen(True, 2, 1, None),) * 2
+    refused = (taken[0], VerdictSeen(False, 2, 2, None))
+    calls = [
+        HistoryCall(0, 0, "hold", "x", "k", 1, 0, 5, "admitted", taken),
+        HistoryCall(0, 1, "renew", "x", "k", 1, 600, 605, "refused", refused, 0),
+    ]
+    assert list(check(History({"x": rules}, calls))) == []
+
+
 def test_a_declared_loss_excuses_forgotten_units_only_from_then_on() -> None:
     script = filled(Script())
     script.call("hit", 60, 65, "admitted", 2)

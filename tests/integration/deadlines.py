@@ -32,7 +32,7 @@ class Deadlines:
         self.count = False
         for module in (gate, async_gate):
             monkeypatch.setattr(module, "monotonic", self._monotonic)
-        monkeypatch.setattr(batching, "GRACE", PATIENCE)
+        monkeypatch.setattr(batching, "LATE", PATIENCE)
         monkeypatch.setattr(breaker, "GRACE", PATIENCE)
         for server in (PostgresServer, RedisServer):
             monkeypatch.setattr(server, "pause", self._counting(server.pause, True))

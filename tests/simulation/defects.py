@@ -242,7 +242,7 @@ def defects() -> list[Defect]:
             "takes a blocked event loop for an outage",
             "redis",
             100,
-            ((batching, "GRACE", 1e9), (tasks, "TURNS", 0)),
+            ((batching, "LATE", 1e9), (tasks, "TURNS", 0)),
             ("block",),
         ),
         Defect(

@@ -13,6 +13,9 @@ EXCUSES = {"demote": ("StoreMisconfigured",), "block": ("StoreOverloaded",)}
 blocked event loop does not read from."""
 
 
+CLOSE_US = 40_000
+"""Time that it may take to connect and to get an answer."""
+
 STEP_US = 100_000
 """By how much the server's clock may have been set back, at most."""
 
@@ -30,6 +33,18 @@ def check_errors(
         f"failed without a fault: {error}: {why}"
         for start, end, error, why in errors
         if not any(explains(fault, start, end, error) for fault in faults)
+    ]
+
+
+def ends_at_a_deadline(
+    pauses: list[tuple[int, int, int]], errors: list[tuple[int, int, str, str]], deadline_us: int
+) -> list[list[Any]]:
+    """Return, as faults, the stops of processes that ended close to the deadline of a call that failed."""
+    dues = [start + deadline_us for start, _, error, _ in errors if error == "StoreTimeout"]
+    return [
+        [start, end, "a stop until a deadline"]
+        for _, start, end in pauses
+        if any(abs(due - end) < CLOSE_US for due in dues)
     ]
 
 

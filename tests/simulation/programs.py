@@ -169,6 +169,18 @@ class Recorder:
         )
         self.calls[call] = self.calls[call]._replace(end=self.now_us(), outcome=outcome, verdicts=verdicts)
 
+    def finish_with(self, call: tuple[int, int], answer: Any, *, is_certain: bool = True) -> None:
+        """Finish a call with its answer; `is_certain` tells whether a settlement that raised nothing was done."""
+        operation = self.calls[call].operation
+        if operation == "record":
+            self.finish(call, "unknown" if answer.degraded else "done")
+        elif operation == "settle":
+            self.finish(call, "done" if is_certain else "unknown")
+        else:
+            decision = getattr(answer, "decision", answer)
+            outcome = "unknown" if decision.degraded else "admitted" if decision.allowed else "refused"
+            self.finish(call, outcome, None if decision.degraded else decision)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -336,9 +348,8 @@ class Program:
             answer = await task
         except asyncio.CancelledError:
             if task.done() and not task.cancelled() and task.exception() is None:
-                self._answered(
-                    operation, call, task.result()
-                )  # it was answered before; only this task was cancelled
+                # It was answered before; only this task was cancelled.
+                recorder.finish_with(call, task.result(), is_certain=self.plan.is_certain)
             else:
                 recorder.finish(call, "cancelled" if begun else "nothing")
             if self.is_stopping:
@@ -359,19 +370,8 @@ class Program:
             recorder.finish(call, "unknown")
             recorder.surprises.append(f"{operation} raised {error!r}")
             return None
-        self._answered(operation, call, answer)
+        recorder.finish_with(call, answer, is_certain=self.plan.is_certain)
         return answer, call[1]
-
-    def _answered(self, operation: str, call: tuple[int, int], answer: Any) -> None:
-        recorder = self.recorder
-        if operation == "record":
-            recorder.finish(call, "unknown" if answer.degraded else "done")
-        elif operation == "settle":
-            recorder.finish(call, "done" if self.plan.is_certain else "unknown")
-        else:
-            decision = getattr(answer, "decision", answer)
-            outcome = "unknown" if decision.degraded else "admitted" if decision.allowed else "refused"
-            recorder.finish(call, outcome, None if decision.degraded else decision)
 
     def _cancel_later(self, task: asyncio.Future[Any]) -> None:
         """Cancel a call at some await: after some turns of the event loop, or after some time."""

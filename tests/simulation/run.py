@@ -22,7 +22,13 @@ from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from tests.faults.checker import check
 from tests.faults.history import History, Pause
-from tests.simulation.judge import check_errors, check_places, has_refunded_what_was_lost, is_short_enough
+from tests.simulation.judge import (
+    check_errors,
+    check_places,
+    ends_at_a_deadline,
+    has_refunded_what_was_lost,
+    is_short_enough,
+)
 from tests.simulation.loop import SimulatedLoop, Stuck, virtual_time
 from tests.simulation.network import Network, SimulatedBackend, SimulatedPGconn, SimulatedPoller
 from tests.simulation.programs import DAY_US, DEADLINE, Plan, Program, Recorder, random_subject
@@ -230,7 +236,9 @@ class World:
             calls = {"settle": 2, "hits": 4}.get(found.call.operation, 1)
             if found.kind != "outlived its deadline" or not is_short_enough(history, found.call, calls):
                 outcome.violations.append(str(found))
-        outcome.violations += check_errors(self.network.faults, self.recorder.errors, SETTLING_US)
+        errors = self.recorder.errors
+        stops = ends_at_a_deadline(weather.pauses, errors, round(DEADLINE * 1e6))
+        outcome.violations += check_errors(self.network.faults + stops, errors, SETTLING_US)
         outcome.violations += check_places(history, self.held)
 
 

@@ -329,11 +329,7 @@ class Caller:
             if isinstance(error, StoreError) and not self._scheduler.faults:
                 recorder.surprises.append(f"{operation} failed without a fault: {error!r}")
             return None
-        if operation == "settle":
-            recorder.finish(call, "done")
-        else:
-            decision = getattr(answer, "decision", answer)
-            recorder.finish(call, "admitted" if decision.allowed else "refused", decision)
+        recorder.finish_with(call, answer)
         return answer, call[1]
 
 

@@ -11,6 +11,7 @@ from headgate.stores.remote.batching import (
     ENOUGH_TO_FOLLOW,
     EXPIRY_PAUSE,
     GRACE,
+    LATE,
     MOST_PER_BATCH,
     OVER,
     Batcher,
@@ -277,6 +278,18 @@ def test_a_deadline_that_is_noticed_late_has_a_grace_period_once() -> None:
     assert a.error is None
     assert traffic.batcher.alarm == late + GRACE
     assert traffic.batcher.expire(late + 3 * GRACE)
+    assert isinstance(a.error, StoreTimeout)
+
+
+def test_a_deadline_that_is_noticed_a_little_late_has_a_short_grace_period() -> None:
+    traffic = Traffic()
+    [a] = calls("a")
+    traffic.add(a)
+    traffic.send()
+    assert not traffic.batcher.expire(DEADLINE + 2 * LATE)
+    assert a.error is None
+    assert traffic.batcher.alarm == pytest.approx(DEADLINE + 4 * LATE)
+    assert traffic.batcher.expire(DEADLINE + 4 * LATE)
     assert isinstance(a.error, StoreTimeout)
 
 

@@ -7,8 +7,8 @@
   connection is closed only after it was silent for the store's own deadline.
 - **Down or overloaded.** Nothing arrived from the server since the call was made: the server is down. Something arrived:
   this process or the server has more to do than fits into the deadline (`StoreOverloaded`).
-- **Late looks.** If a deadline is noticed late, this process was blocked, and replies may wait to be read. They get a grace
-  period first.
+- **Late looks.** If a deadline is noticed late, this process was blocked, and replies may wait to be read, or a connection
+  to be made. They get a grace period first.
 - **At most once.** A call is sent once. It is sent again only if the server certainly did nothing; the peer decides that.
 
 Times are seconds of a monotonic clock, passed in as `now`. In threads a signal handler may raise at any point, so each
@@ -30,8 +30,11 @@ MOST_PER_BATCH = 64
 ENOUGH_TO_FOLLOW = 32
 """The number of waiting calls at which a second batch is sent before the first is answered."""
 
+LATE = 0.02
+"""Seconds by which a deadline is noticed late only if this process was blocked."""
+
 GRACE = 0.25
-"""Grace period for replies, in seconds, after this process was blocked beyond a deadline."""
+"""The longest grace period for replies, in seconds, after this process was blocked beyond a deadline."""
 
 EXPIRY_PAUSE = 0.005
 """Seconds between two searches for expired calls: a search looks at every call."""
@@ -234,8 +237,9 @@ class Batcher:
 
         Everything that has arrived must have been read.
         """
-        if now > self.alarm + GRACE and not self._had_grace:
-            self._had_grace, self.alarm = True, now + GRACE
+        late = now - self.alarm
+        if late > LATE and not self._had_grace:
+            self._had_grace, self.alarm = True, now + min(late, GRACE)
             return False
         self._had_grace = False
         for call in [*self.waiting, *self._sent()]:

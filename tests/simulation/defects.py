@@ -40,6 +40,7 @@ class Defect(NamedTuple):
         seeds: The number of seeds, from 0 on, among which it is found.
         replaced: The patches: object, attribute and new value.
         faults: The faults of the runs; random ones by default.
+        first: The first seed that is run; those before it take long and find nothing.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Defect(NamedTuple):
     seeds: int
     replaced: tuple[tuple[Any, str, Any], ...]
     faults: tuple[str, ...] | None = None
+    first: int = 0
 
 
 @contextmanager
@@ -188,7 +190,9 @@ def defects() -> list[Defect]:
         Defect(
             "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "ask", _fails_open()),), ()
         ),
-        Defect("leaks one cancelled hold in 20", "redis", 400, ((gates, "release_request", _leaks()),), ()),
+        Defect(
+            "leaks one cancelled hold in 20", "redis", 400, ((gates, "release_request", _leaks()),), (), 40
+        ),
         Defect(
             "renews with a new lease",
             "redis",
@@ -207,10 +211,12 @@ def defects() -> list[Defect]:
             "loses replies with the end of a connection",
             "postgres",
             200,
-            ((postgres.PostgresWire, "receive", _receive_late),),
+            ((postgres.PostgresWire, "receive", _receive_late), (batching, "ENOUGH_TO_FOLLOW", 2)),
             ("restart", "block"),
         ),
-        Defect("loses refunds on close", "redis", 200, ((AsyncEngine, "_start", _start_unless_closed),)),
+        Defect(
+            "loses refunds on close", "redis", 200, ((AsyncEngine, "_start", _start_unless_closed),), None, 75
+        ),
         Defect(
             "keeps a hold whose reply comes with the cancellation",
             "postgres",

@@ -11,7 +11,7 @@ from tests.simulation.run import run
 @pytest.mark.parametrize("defect", defects(), ids=lambda defect: defect.name)
 def test_defect_is_found(defect: Defect) -> None:
     with put_back(defect):
-        for seed in range(defect.seeds):
+        for seed in range(defect.first, defect.seeds):
             if run(seed, defect.store, defect.faults).violations:
                 break
         else:

@@ -1,26 +1,29 @@
-"""The thread driver under a scheduler: threads that switch only where they lock or wait, in an order that a seed decides.
+"""The thread driver under a scheduler: threads that switch where a seed decides.
 
-Threads are real, but only one of them runs at a time, until it takes the driver's lock, waits or sends. There it may also be
-interrupted by an exception, as by a signal handler. Time is virtual.
+Threads are real, but only one of them runs at a time, until it takes the driver's lock, waits or sends, and, in half of the
+runs, at some lines of the driver. Where it locks, waits or sends, it may also be interrupted by an exception, as by a signal
+handler. Time is virtual.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import sys
 import threading
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
 from random import Random
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from hiredis import Reader
 from redis.exceptions import InvalidResponse
 
+import headgate.stores.remote.batching as batching
 import headgate.stores.remote.connecting as connecting
 import headgate.stores.remote.threads as driver
 from headgate import CostTooHigh, Limiter, StoreError
@@ -36,6 +39,9 @@ from tests.simulation.loop import EPOCH_US, virtual_time
 from tests.simulation.programs import DEADLINE, Recorder, Subject, random_subject
 from tests.simulation.run import Outcome, _quiet
 from tests.simulation.servers import RedisServer
+
+TRACED = (driver.__file__, batching.__file__)
+"""Where threads switch at any line."""
 
 MOST_STEPS = 100_000
 """More than any run needs."""
@@ -64,9 +70,10 @@ class SimulatedThread:
 class Scheduler:
     """Decides which thread runs, and what time it is; it also is the world around the server."""
 
-    def __init__(self, rng: Random, interrupts: float) -> None:
+    def __init__(self, rng: Random, interrupts: float, switches: float) -> None:
         self.rng = rng
         self.interrupts = interrupts
+        self.switches = switches
         self.faults = 0
         self.world = SimpleNamespace(skew_us=0)
         self.threads: list[SimulatedThread] = []
@@ -100,6 +107,8 @@ class Scheduler:
 
         def run() -> None:
             thread.turn.acquire()
+            if self.switches:
+                sys.settrace(self._trace)
             try:
                 if not self.is_over:
                     work(*arguments)
@@ -107,6 +116,7 @@ class Scheduler:
                 pass
             except Exception as error:  # noqa: BLE001
                 self.failures.append(f"a thread ended with {error!r}")
+            sys.settrace(None)
             thread.is_done = True
             self._next()
 
@@ -126,6 +136,17 @@ class Scheduler:
         """Switch to a random thread."""
         self._now += 1e-6
         self.wait(lambda: True, 0.0)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        """Switch to a random thread at some lines of the driver."""
+        if event == "call":
+            return self._trace if frame.f_code.co_filename in TRACED else None
+        thread = self.running
+        if event == "line" and thread is not None and self.rng.random() < self.switches:
+            was_armed, thread.is_armed = thread.is_armed, False
+            self.point()
+            thread.is_armed = was_armed
+        return self._trace
 
     def wait(self, is_ready: Callable[[], bool], seconds: float) -> bool:
         """Wait until something is so, or the time is up; return whether it is so."""
@@ -337,7 +358,7 @@ def run_threads(seed: int) -> Outcome:
     """Run one simulation of threads and judge it."""
     rng = Random(seed)
     outcome = Outcome(seed, "redis in threads")
-    scheduler = Scheduler(rng, interrupts=rng.choice((0.0, 0.0, 0.01)))
+    scheduler = Scheduler(rng, interrupts=rng.choice((0.0, 0.0, 0.01)), switches=rng.choice((0.0, 0.05)))
     disturbs = rng.choice((0.0, 0.0, 0.02, 0.1))
     server = RedisServer(scheduler)  # type: ignore[arg-type]
     subjects = [random_subject(rng, f"limiter-{i}") for i in range(rng.choice((1, 2)))]

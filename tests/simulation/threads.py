@@ -1,8 +1,7 @@
 """The thread driver under a scheduler: threads that switch where a seed decides.
 
 Threads are real, but only one of them runs at a time, until it takes the driver's lock, waits or sends, and, in half of the
-runs, at some lines of the driver. Where it locks, waits or sends, it may also be interrupted by an exception, as by a signal
-handler. Time is virtual.
+runs, at some lines of the driver. There it may also be interrupted by an exception, as by a signal handler. Time is virtual.
 """
 
 from __future__ import annotations
@@ -141,11 +140,8 @@ class Scheduler:
         """Switch to a random thread at some lines of the driver."""
         if event == "call":
             return self._trace if frame.f_code.co_filename in TRACED else None
-        thread = self.running
-        if event == "line" and thread is not None and self.rng.random() < self.switches:
-            was_armed, thread.is_armed = thread.is_armed, False
+        if event == "line" and self.rng.random() < self.switches:
             self.point()
-            thread.is_armed = was_armed
         return self._trace
 
     def wait(self, is_ready: Callable[[], bool], seconds: float) -> bool:

@@ -119,12 +119,9 @@ def _owned(history: History, calls: list[HistoryCall]) -> tuple[int, int]:
             for c in later[hold.worker, hold.number]
             if c.operation in ("settle", "confirm") and c.outcome not in ("refused", "nothing")
         ]
-        renewals = [c for c in later[hold.worker, hold.number] if c.operation == "renew"]
-        is_vague = any(c.outcome in ("unknown", "cancelled") and _is_disturbed(history, c) for c in renewals)
-        has_ended = any(_is_certain(history, call) for call in ends)
-        if not has_ended or is_vague:
+        if not any(_is_certain(history, call) for call in ends):
             most += hold.cost
-        if hold.outcome == "admitted" and not ends and not is_vague:
+        if hold.outcome == "admitted" and not ends:
             least += hold.cost
     return least, most
 

@@ -106,6 +106,7 @@ class Link:
         self.open_fault: list[Any] | None = None
         self._last = {"server": 0.0, "client": 0.0}
         self._is_broken = False
+        self._stalled: deque[bytes] = deque()
         self.session: Any = network.server.session(self)
 
     def send(self, to: str, data: bytes) -> None:
@@ -144,11 +145,9 @@ class Link:
             if not server.is_up:
                 self.session.is_over = True
                 self.break_off()
-            if data is not None and not self.session.is_over:
-                if server.silent_until > self.network.loop.time():
-                    self.network.loop.at(server.silent_until, partial(self._arrive, to, data))
-                else:
-                    self.session.receive(data)
+            if data is not None:
+                self._stalled.append(data)
+                self._pass_on()
             return
         if self.is_closed:
             return
@@ -158,6 +157,15 @@ class Link:
         else:
             self.inbox += data
         self.wake()
+
+    def _pass_on(self) -> None:
+        """Pass the bytes that have arrived to the server, in their order, unless it is stopped."""
+        server = self.network.server
+        if server.silent_until > self.network.loop.time():
+            self.network.loop.at(server.silent_until, self._pass_on)
+            return
+        while self._stalled and not self.session.is_over:
+            self.session.receive(self._stalled.popleft())
 
     def wake(self) -> None:
         """Schedule a read in the next turn of the process, if there is anything to read."""

@@ -1,4 +1,4 @@
-"""The page of a replay in a real browser, from a file: `make test-browser`."""
+"""The page of a replay in a real browser, from a file: `tools/test_browser.sh`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from headgate.client.peer import MOST_BYTES
 from headgate.errors import StoreConflict
 from headgate.rules import sliding_window
 from headgate.stores.base import AsyncGate
-from headgate.stores.remote import tasks
+from headgate.stores.remote import batching
 from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
 from tests.unit.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
@@ -337,7 +337,7 @@ async def test_each_caller_has_an_error_of_its_own(gate: AsyncGate, server: Gate
 
 
 async def test_a_server_that_hangs_fails_those_who_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "GRACE", 60.0)  # however busy this machine is, the event loop is not late
+    monkeypatch.setattr(batching, "GRACE", 60.0)  # however busy this machine is, the event loop is not late
     server = GatedServer()
     async with ServerStore("http://x", transport=server.transport) as store:
         gate = store.bind_async("login", RULES, deadline=0.05)

@@ -204,7 +204,7 @@ class RedisEndpoint:
         return cast(Connection, made)
 
     def async_connection(self, deadline: float) -> AsyncConnection:
-        """Return a new connection, to be connected. Its reader keeps the deadline."""
+        """Return a new connection, to be connected. The caller keeps the deadline, also while connecting."""
         if self.for_tasks is None:
             raise ConfigError(
                 f"{self.name} was given as a client of redis, which AsyncLimiter cannot use; "
@@ -212,6 +212,8 @@ class RedisEndpoint:
             )
         kind, settings = self.for_tasks
         made = kind(**settings, socket_timeout=None, socket_connect_timeout=deadline, protocol=2)
+        # After the event loop was blocked, a timer would fire before what has arrived is read.
+        made.socket_connect_timeout = None
         return cast(AsyncConnection, made)
 
     def error(self, cause: BaseException) -> StoreError:

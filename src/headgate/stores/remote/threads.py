@@ -109,7 +109,7 @@ class ThreadEngine:
     def tell(self, request: Any, due: float) -> None:
         """Send a request whose reply no caller waits for; the next call reads it."""
         call = ThreadCall(request, due, True, None, self._dispatcher.to_wake)
-        call.has_given_up = True
+        call.has_given_up = call.is_awake = True
         self._dispatcher.add(call)
 
     def close(self) -> None:
@@ -210,7 +210,8 @@ class ThreadDispatcher:
         now, wire = time.monotonic(), self._wire
         if not leads:
             # Calls that expire together fail together, when the first of their threads looks.
-            call.wakeup.wait(min(max(call.due, self._batcher.alarm), call.due + GRACE) - now)
+            due = max(call.due, now)
+            call.wakeup.wait(min(max(due, self._batcher.alarm), due + GRACE) - now)
             return
         seconds = min(self._batcher.alarm - now, LOOK_AGAIN)
         if self._connecting is not None:

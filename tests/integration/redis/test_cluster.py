@@ -189,6 +189,26 @@ class Interruption(BaseException):
     """What a signal handler raises."""
 
 
+@pytest.mark.parametrize("turns", [1, 2, 5, 10, 20])
+async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
+    cluster: Cluster, name: str, turns: int
+) -> None:
+    rules = (fixed_window("100/day"),)
+    async with RedisStore(cluster.url, cluster=True) as store:
+        gate = store.bind_async(name, rules)
+        await gate.ask(Request("peek", "warm"))
+        holds = [asyncio.ensure_future(gate.ask(Request("hold", f"{n}"))) for n in range(9)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for hold in holds:
+            hold.cancel()
+    await asyncio.wait(holds)
+    kept = [not hold.cancelled() for hold in holds]
+    with RedisStore(cluster.url, cluster=True) as store:
+        left = [store.bind(name, rules).ask(Request("peek", f"{n}", 0))[0].remaining for n in range(9)]
+    assert left == [100 - is_kept for is_kept in kept]
+
+
 @pytest.mark.parametrize(("scopes", "turn"), [(1, 1), (2, 1), (2, 2)])
 def test_a_hold_whose_thread_was_interrupted_is_released(
     store: RedisStore, name: str, scopes: int, turn: int, monkeypatch: pytest.MonkeyPatch

@@ -552,6 +552,26 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
 # --- The end ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_thread_is_woken_though_the_one_that_wakes_it_is_interrupted(engine: ThreadEngine) -> None:
+    dispatcher = engine._dispatcher
+    call = threads.ThreadCall("a", 0.0, False, None, dispatcher.to_wake)
+    woken: list[None] = []
+
+    class InterruptedWakeUp:
+        def set(self) -> None:
+            woken.append(None)
+            if len(woken) == 1:
+                raise Interrupted
+
+    call.wakeup = InterruptedWakeUp()  # type: ignore[assignment]
+    dispatcher.to_wake.append(call)
+    with pytest.raises(Interrupted):
+        dispatcher._wake_next()
+    dispatcher._wake_next()
+    assert len(woken) == 2
+    assert not dispatcher.to_wake
+
+
 def test_calls_that_are_under_way_end_before_a_connection_is_closed(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:

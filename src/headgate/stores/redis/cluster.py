@@ -266,11 +266,14 @@ class TaskCluster:
         self._router = router
         self._nodes = nodes
         self._running: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
 
     async def call(
         self, flow: Flow[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
     ) -> T:
         """Send the requests of a flow, and return its result; if the caller is cancelled, `abandoned` is called with it."""
+        if self._is_closed and not must_send:
+            raise StoreUnavailable("the store was closed")
         task = self._start(flow, due)
         try:
             return await asyncio.shield(task)
@@ -282,6 +285,15 @@ class TaskCluster:
     def tell(self, flow: Flow[T], due: float) -> None:
         """Send the requests of a flow whose result no caller waits for."""
         self._start(flow, due)
+
+    async def aclose(self) -> None:
+        """Wait for the flows of this event loop, and for the refunds of callers that were cancelled just now."""
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        for _ in range(2):  # such a caller first has to notice it
+            await asyncio.sleep(0)
+        while running := [task for task in list(self._running) if task.get_loop() is loop]:
+            await asyncio.wait(running)
 
     def _start(self, flow: Flow[T], due: float) -> asyncio.Task[T]:
         task = asyncio.create_task(self._carry(flow, due))

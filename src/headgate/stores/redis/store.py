@@ -112,6 +112,12 @@ class RedisStore(RemoteStore):
         self._thread_cluster = ThreadCluster(router, self._threads)
         self._task_cluster = TaskCluster(router, self._tasks)
 
+    async def aclose(self) -> None:
+        """Close all connections; those of other event loops as soon as these run."""
+        self.is_closed = True
+        await self._task_cluster.aclose()
+        await super().aclose()
+
     @property
     def guarantees(self) -> Guarantees:
         """What this store keeps and what it cannot."""

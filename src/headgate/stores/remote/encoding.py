@@ -52,5 +52,5 @@ def release_request(
     try:
         receipts = decoder(reply)[1]
         return None if receipts is None else encoder.refund(receipts, request.cost, request.now)[0]
-    except HeadgateError:
-        return None  # nothing was taken
+    except (HeadgateError, *FAILURES):
+        return None  # nothing was taken, or the reply is invalid and its caller is gone

@@ -160,11 +160,11 @@ class ThreadDispatcher:
                 if call.state == OVER and not leads:
                     break
                 leads = self._step(call)
+            call.is_awake = True
+            self._wake_next()
         except BaseException:
             self._leave(call)
             raise
-        call.is_awake = True
-        self._wake_next()
 
     def add(self, call: ThreadCall) -> bool:
         """Queue a call, and send it if that is possible; return whether its thread leads."""
@@ -226,11 +226,14 @@ class ThreadDispatcher:
         """
         while self.to_wake:
             try:
-                call = self.to_wake.popleft()
-            except IndexError:
+                call = self.to_wake[0]
+                is_awake = call.is_awake
+                if not is_awake:
+                    call.wakeup.set()
+                self.to_wake.remove(call)  # last: a signal handler may raise at any point
+            except (IndexError, ValueError):
                 return  # another thread was faster
-            if not call.is_awake:
-                call.wakeup.set()
+            if not is_awake:
                 return
 
     def _leave(self, call: ThreadCall) -> None:

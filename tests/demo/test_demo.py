@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate_services.demo import run_demo
-from headgate_services.demo.errors import DemoError
+from headgate_services.demo import DemoError, run_demo
 from tests.demo.support import (
     BLOCK_ENDS_WITH,
     Block,

@@ -6,16 +6,19 @@ import asyncio
 import os
 import socket
 from email.message import EmailMessage
+from pathlib import Path
 
 import aiosmtplib
 import httpx
+import psycopg
 import pytest
 
-from headgate_services.demo.environment import environment
-from headgate_services.demo.errors import DemoError, naming_missing_packages
-from headgate_services.demo.hosting import Hosted
-from headgate_services.demo.ports import PortTaken, check_loopback, listen, listen_near, url_of
-from headgate_services.demo.services_only import variables_of
+from headgate_services.demo import DemoError
+from headgate_services.demo.all_services import variables_of
+from headgate_services.demo.data import running_postgres
+from headgate_services.demo.hosting import Hosted, PortTaken, listen, listen_near, url_of
+from headgate_services.demo.running import check_loopback
+from headgate_services.demo.services import environment
 from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
 from headgate_services.demo.traffic import Caller, DemoTraffic
 
@@ -78,15 +81,11 @@ def test_an_environment_is_replaced_and_restored() -> None:
     assert dict(os.environ) == before
 
 
-def test_a_missing_package_is_told_with_what_to_install() -> None:
-    wanted = r"no_such_package is not installed: pip install 'headgate-services\[all\]'"
-    with pytest.raises(DemoError, match=wanted), naming_missing_packages():
-        import no_such_package  # noqa: F401
-
-
-def test_a_missing_module_of_ours_is_a_bug() -> None:
-    with pytest.raises(ModuleNotFoundError), naming_missing_packages():
-        import headgate.no_such_module  # noqa: F401
+def test_only_kept_data_waits_for_the_disk(folder: Path) -> None:
+    """Otherwise Ctrl-C takes seconds on a busy machine, for files that are then removed."""
+    for keep, waits in ((None, "off"), (folder, "on")):
+        with running_postgres(keep) as url, psycopg.connect(url) as connection:
+            assert connection.execute("SHOW fsync").fetchone() == (waits,)
 
 
 async def test_the_mail_sink_takes_mail() -> None:

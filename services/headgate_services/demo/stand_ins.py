@@ -1,6 +1,6 @@
-"""What the services talk to on the internet, played on this machine: a mail server, and Telegram's Bot API.
+"""Local replacements of the internet services: a mail server, and Telegram's Bot API.
 
-They take what they are given and remember only how much it was.
+They accept everything and only count.
 """
 
 from __future__ import annotations

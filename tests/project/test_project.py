@@ -124,11 +124,12 @@ THIRD_PARTIES = {
     "headgate_server.http_connection": {"httptools"},
     "headgate_services.demo": {"httpx", "structlog", "uvicorn"},
     "headgate_services.common.databases": {"sqlalchemy"},
-    "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
+    "headgate_services.common.environment": {"pydantic_settings"},
     "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
     "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
+    "headgate_services.common.settings": {"pydantic"},
     "headgate_services.common.text": {"pydantic"},
     "headgate_services.common.views": {"pydantic"},
     "headgate_services.mail": {

@@ -94,7 +94,7 @@ def build_parts(
             strict=limit.strict,
             realm_limit=limit.realm_limit,
             global_limit=limit.global_limit,
-            observer=metrics,
+            metrics=metrics,
         ),
         co_sign_limiter=RateLimitService(
             co_sign_store, limit.co_sign_limit_per_hour, limit.window_minutes, strict=limit.strict

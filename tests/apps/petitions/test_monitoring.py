@@ -11,16 +11,24 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from headgate.testing import FakeClock
-from headgate_services.petitions.application.ports import LedgerEvent, QueueMeasure, RateLimitResult
-from headgate_services.petitions.application.services import QueueCapacityService, RefusalWitnessService
-from headgate_services.petitions.application.services.rate_limit_service import RefusalLines
+from headgate_services.petitions.application.ports import RateLimitResult
+from headgate_services.petitions.application.services import (
+    QueueCapacityService,
+    RateLimitService,
+    RefusalWitnessService,
+)
 from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
 from headgate_services.petitions.domain.errors import (
     DatabaseUnavailableError,
     QueueOverflowError,
     RateLimitExceededError,
 )
-from headgate_services.petitions.infrastructure.adapters.persistence import Database
+from headgate_services.petitions.infrastructure.adapters.persistence import (
+    Database,
+    LedgerEvent,
+    PostgresRateLimitStore,
+    QueueMeasure,
+)
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import PATH, rows, someone
@@ -258,14 +266,14 @@ async def test_a_flood_of_refusals_shares_events_and_keeps_its_count(clock: Fake
     assert ledger.events[-1].payload["trace_ids"] == ["later"]
 
 
-def test_a_flood_of_refusals_has_few_lines_in_the_log(clock: FakeClock) -> None:
-    lines = RefusalLines(lambda: clock.now)
-    kind = (someone(), "submitter")
-    said = [count for _ in range(310) if (count := lines.refused(kind)) is not None]
-    assert said == [1] * 10 + [100] * 3
-    assert lines.refused((someone(), "submitter")) == 1
-    clock.advance(61)
-    assert lines.refused(kind) == 1
+async def test_a_flood_of_refusals_has_few_lines_in_the_log(store: PostgresRateLimitStore) -> None:
+    service, flooding, other = RateLimitService(store, limit_per_hour=1), someone(), someone()
+    for submitter in (flooding, other):
+        await service.record_submission(submitter)
+    with capture_logs() as logs:
+        for submitter in [flooding] * 12 + [other]:
+            await service.check_rate_limit(submitter)
+    assert [line["log_level"] for line in logs] == ["info"] * 10 + ["debug"] * 2 + ["info"]
 
 
 # --- Room in the queue -----------------------------------------------------------------------------------------------

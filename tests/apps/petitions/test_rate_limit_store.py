@@ -9,12 +9,13 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from headgate_services.petitions.application.ports import QueueMeasure, RateLimitPolicy
+from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.application.services import RateLimitCleanupService, RateLimitService
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresQueueStore,
     PostgresRateLimitStore,
+    QueueMeasure,
     all_migrations,
     migrate,
 )

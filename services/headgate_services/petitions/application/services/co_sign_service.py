@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from headgate_services.petitions.application.ports import (
-    CoSignRepositoryPort,
-    EventLedgerPort,
-    LedgerEvent,
-    RateLimiterPort,
-    UnitOfWorkPort,
-)
+from headgate_services.petitions.application.ports import RateLimiterPort
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.application.services.petition_submission_service import (
     PetitionSubmissionService,
@@ -21,6 +15,12 @@ from headgate_services.petitions.domain.errors import (
     InvalidPetitionError,
 )
 from headgate_services.petitions.domain.models import CoSign
+from headgate_services.petitions.infrastructure.adapters.persistence import (
+    Database,
+    LedgerEvent,
+    PostgresCoSignRepository,
+    PostgresEventLedger,
+)
 
 COUNTER = "co_sign"
 """What its units are counted under, apart from submissions."""
@@ -31,13 +31,13 @@ class CoSignService(LoggingMixin):
 
     def __init__(
         self,
-        work: UnitOfWorkPort,
+        database: Database,
         petitions: PetitionSubmissionService,
-        co_signs: CoSignRepositoryPort,
-        ledger: EventLedgerPort,
+        co_signs: PostgresCoSignRepository,
+        ledger: PostgresEventLedger,
     ) -> None:
         self._init_logger(component="petition.co_sign")
-        self._work = work
+        self._database = database
         self._petitions = petitions
         self._co_signs = co_signs
         self._ledger = ledger
@@ -54,7 +54,7 @@ class CoSignService(LoggingMixin):
             AlreadyCoSignedError: This identity has co-signed it.
             RateLimitExceededError: This identity has co-signed too many.
         """
-        async with self._work.transaction():
+        async with self._database.transaction():
             await self._petitions.demand_running()
             petition = await self._petitions.get(petition_id)
             if petition.state.is_final:

@@ -7,15 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from headgate_services.petitions.application.ports import (
-    EventLedgerPort,
-    HaltStatePort,
-    LedgerEvent,
-    PetitionRepositoryPort,
-    QueueCapacityPort,
-    RateLimiterPort,
-    UnitOfWorkPort,
-)
+from headgate_services.petitions.application.ports import QueueCapacityPort, RateLimiterPort
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import (
     CommitUnknownError,
@@ -26,6 +18,13 @@ from headgate_services.petitions.domain.errors import (
     SystemHaltedError,
 )
 from headgate_services.petitions.domain.models import REALMS, Draft, Petition, PetitionState
+from headgate_services.petitions.infrastructure.adapters.persistence import (
+    Database,
+    LedgerEvent,
+    PostgresEventLedger,
+    PostgresHaltState,
+    PostgresPetitionRepository,
+)
 
 ACTOR = "petition-system"
 
@@ -35,13 +34,13 @@ class PetitionSubmissionService(LoggingMixin):
 
     def __init__(
         self,
-        work: UnitOfWorkPort,
-        petitions: PetitionRepositoryPort,
-        ledger: EventLedgerPort,
-        halt: HaltStatePort,
+        database: Database,
+        petitions: PostgresPetitionRepository,
+        ledger: PostgresEventLedger,
+        halt: PostgresHaltState,
     ) -> None:
         self._init_logger(component="petition.submission")
-        self._work = work
+        self._database = database
         self._petitions = petitions
         self._ledger = ledger
         self._halt = halt
@@ -65,7 +64,7 @@ class PetitionSubmissionService(LoggingMixin):
         """
         petition: Petition | None = None
         try:
-            async with self._work.transaction():
+            async with self._database.transaction():
                 await self.demand_running()
                 if draft.realm not in REALMS:
                     raise InvalidRealmError(draft.realm)
@@ -99,7 +98,7 @@ class PetitionSubmissionService(LoggingMixin):
             NotYourPetitionError: Another submitted it, or it is anonymous.
             InvalidPetitionError: Its fate is settled.
         """
-        async with self._work.transaction():
+        async with self._database.transaction():
             await self.demand_running()
             petition = _found(petition_id, await self._petitions.get(petition_id, for_update=True))
             if petition.submitter_id != requester_id:

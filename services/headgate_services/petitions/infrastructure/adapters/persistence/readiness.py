@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import psycopg
 
-from headgate_services.petitions.application.ports import LedgerEvent, RateLimitPolicy
+from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.config import PetitionQueueConfig
 from headgate_services.petitions.domain.models import REALMS, Draft, PetitionType
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
@@ -22,6 +22,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_
     PostgresRateLimitStore,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence.records import (
+    LedgerEvent,
     PostgresEventLedger,
     PostgresHaltState,
     PostgresPetitionRepository,

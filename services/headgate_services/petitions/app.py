@@ -156,12 +156,12 @@ def halt(reason: str) -> None:
     """
     if not reason.strip():
         raise SettingsError("a halt needs a reason, which clients get")
-    _with_parts(lambda parts: parts.halt.halt(reason.strip()))
+    _with_parts(lambda parts: parts.records.halt(reason.strip()))
 
 
 def resume() -> None:
     """Let petitions be submitted again; raises as `halt` does."""
-    _with_parts(lambda parts: parts.halt.resume())
+    _with_parts(lambda parts: parts.records.resume())
 
 
 def inspect_submitter(submitter_id: UUID) -> str:

@@ -287,7 +287,7 @@ class Queue:
         self.counted = 0
         self.age = 0.0
 
-    async def measure(self, max_age: float) -> QueueMeasure:
+    async def measure_queue(self, max_age: float) -> QueueMeasure:
         self.counted += 1
         return QueueMeasure(self.depth, self.age)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.config import PetitionQueueConfig
 from headgate_services.petitions.domain.errors import QueueOverflowError
-from headgate_services.petitions.infrastructure.adapters.persistence import PostgresQueueStore
+from headgate_services.petitions.infrastructure.adapters.persistence import PetitionRecords
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 
@@ -23,7 +23,7 @@ class QueueCapacityService(LoggingMixin):
     """Refuses petitions while too many wait. Whether it is refusing is this process's own state.
 
     Args:
-        store: The number of waiting petitions.
+        records: The number of waiting petitions.
         config: Thresholds and times.
         metrics: Receives the depth and refusals.
         clock: Monotonic seconds.
@@ -31,13 +31,13 @@ class QueueCapacityService(LoggingMixin):
 
     def __init__(
         self,
-        store: PostgresQueueStore,
+        records: PetitionRecords,
         config: PetitionQueueConfig,
         metrics: MetricsCollector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._init_logger(component="petition.queue_capacity")
-        self._store = store
+        self._records = records
         self._config = config
         self._metrics = metrics
         self._clock = clock
@@ -62,14 +62,14 @@ class QueueCapacityService(LoggingMixin):
         async with self._counting:
             if self._clock() >= self._good_until:
                 ttl = self._config.cache_ttl_seconds
-                measure = await self._store.measure(ttl)
+                measure = await self._records.measure_queue(ttl)
                 self._depth = measure.depth
                 self._good_until = self._clock() + ttl - measure.age
                 self._notify()
         return self._depth
 
     async def take_place(self) -> None:
-        depth = await self._store.take_place(self._config.threshold)
+        depth = await self._records.take_place(self._config.threshold)
         if depth is None:
             self._depth = max(self._depth, self._config.threshold)
             self._start_rejecting(self._depth)

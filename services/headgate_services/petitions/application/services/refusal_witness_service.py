@@ -19,7 +19,7 @@ from uuid import UUID
 
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
-from headgate_services.petitions.infrastructure.adapters.persistence import LedgerEvent, PostgresEventLedger
+from headgate_services.petitions.infrastructure.adapters.persistence import LedgerEvent, PetitionRecords
 
 INDIVIDUALLY = 10
 """The number of refusals of one kind in a row that have an event each."""
@@ -67,7 +67,7 @@ class RefusalWitnessService(LoggingMixin):
         clock: Monotonic seconds.
     """
 
-    def __init__(self, ledger: PostgresEventLedger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: PetitionRecords, clock: Callable[[], float] = time.monotonic) -> None:
         self._init_logger(component="petition.witness")
         self._ledger = ledger
         self._clock = clock

@@ -11,22 +11,14 @@ from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_
 from headgate_services.petitions.infrastructure.adapters.persistence.readiness import PostgresReadiness
 from headgate_services.petitions.infrastructure.adapters.persistence.records import (
     LedgerEvent,
-    PostgresCoSignRepository,
-    PostgresEventLedger,
-    PostgresHaltState,
-    PostgresPetitionRepository,
-    PostgresQueueStore,
+    PetitionRecords,
     QueueMeasure,
 )
 
 __all__ = [
     "Database",
     "LedgerEvent",
-    "PostgresCoSignRepository",
-    "PostgresEventLedger",
-    "PostgresHaltState",
-    "PostgresPetitionRepository",
-    "PostgresQueueStore",
+    "PetitionRecords",
     "PostgresRateLimitStore",
     "PostgresReadiness",
     "QueueMeasure",

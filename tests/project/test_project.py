@@ -122,7 +122,7 @@ THIRD_PARTIES = {
     "headgate.testing.postgres_server": {"psycopg"},
     "headgate_server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
     "headgate_server.http_connection": {"httptools"},
-    "headgate_services.demo": {"httpx", "structlog", "uvicorn"},
+    "headgate_services.demo": {"fastapi", "httpx", "structlog", "uvicorn"},
     "headgate_services.common.databases": {"sqlalchemy"},
     "headgate_services.common.environment": {"pydantic_settings"},
     "headgate_services.common.guards": {"fastapi"},

@@ -38,7 +38,7 @@ def run_demo(
 
 
 def run_all(host: str | None = None) -> int:
-    """Run the four services in one process, each with its own environment variables; return the exit code.
+    """Run the four services in one process, each with separate environment variables; return the exit code.
 
     Exit codes: 0 after a signal to stop, 1 if a service ended without one, 2 if a setting cannot work.
 

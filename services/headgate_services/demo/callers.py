@@ -18,7 +18,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 import httpx
 
-from headgate_services.demo.stand_ins import BotApiStandIn
+from headgate_services.demo.bot_api import BotApiStandIn
 from headgate_services.demo.traffic import Caller
 
 PEOPLE = (

@@ -1,4 +1,4 @@
-"""The demo itself: services, server, stand-ins and callers in one event loop, on a Redis and a PostgreSQL that run.
+"""The demo itself: services, server and callers in one event loop, on a Redis and a PostgreSQL that run.
 
 Heavy to import, so `headgate demo` imports it while the servers start.
 """
@@ -20,10 +20,10 @@ import httpx
 from headgate import Limiter
 from headgate.stores.postgres import migrate
 from headgate_server import BoundedProtocol, open_app
+from headgate_services.demo.bot_api import BotApiStandIn
 from headgate_services.demo.callers import Customers, Visitors
 from headgate_services.demo.hosting import Hosted, listen_near
 from headgate_services.demo.services import PAGES, PORTS, demo_settings, make_service
-from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
 from headgate_services.demo.traffic import DemoTraffic
 from headgate_services.petitions.logs import configure_logging
 from headgate_services.telegram.webhook import REFUSAL
@@ -34,7 +34,6 @@ __all__ = ["DemoOptions", "RunningDemo", "running_demo"]
 
 _ANSWER_SECONDS = 10.0
 _CONNECTIONS = 4
-_INBOX = {"name": "Newsletter", "email_username": "newsletter"}
 _TIERS = ("free", "plus", "pro")
 
 
@@ -116,13 +115,9 @@ async def running_demo(options: DemoOptions) -> AsyncIterator[RunningDemo]:
     """
     _log_problems()
     async with AsyncExitStack() as stack:
-        mail_sink, bot_api = MailSink(), BotApiStandIn(REFUSAL)
-        stack.push_async_callback(mail_sink.stop)
-        await mail_sink.start()
-        telegram = Hosted("Bot API", bot_api, listen_near("127.0.0.1", 0))
-        settings = demo_settings(
-            options.folder, options.redis_url, options.postgres_url, mail_sink.port, telegram.url
-        )
+        bot_api = BotApiStandIn(REFUSAL)
+        telegram = Hosted("Bot API", bot_api.app, listen_near("127.0.0.1", 0))
+        settings = demo_settings(options.folder, options.redis_url, options.postgres_url, telegram.url)
         services = {name: _service(name, settings[name], options) for name in PORTS}
         page = _Page(services)
         policy = await asyncio.to_thread(_prepare_policy, options)
@@ -197,11 +192,8 @@ def _client(url: str) -> httpx.AsyncClient:
 
 
 async def _inbox(mail: httpx.AsyncClient) -> str:
-    """Return the id of the newsletter's inbox; create it unless kept data has one."""
-    listed = (await mail.get("/v1/inboxes")).raise_for_status().json()["items"]
-    if not listed:
-        listed = [(await mail.post("/v1/inboxes", json=_INBOX)).raise_for_status().json()]
-    inbox_id: str = listed[0]["id"]
+    """Return the id of the inbox that the mail service creates for its demo provider."""
+    inbox_id: str = (await mail.get("/v1/inboxes")).raise_for_status().json()["items"][0]["id"]
     return inbox_id
 
 

@@ -58,7 +58,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def demo_settings(
-    folder: Path, redis_url: str, postgres_url: str, smtp_port: int, bot_api_url: str
+    folder: Path, redis_url: str, postgres_url: str, bot_api_url: str
 ) -> dict[str, dict[str, str]]:
     """Return the environment of each service in the demo. Limits are per minute, so that their effect is visible.
 
@@ -66,18 +66,13 @@ def demo_settings(
         folder: The folder for files.
         redis_url: The URL of Redis, without a database.
         postgres_url: The URL of PostgreSQL.
-        smtp_port: The port of the mail server, on this machine.
         bot_api_url: The URL of the Bot API.
     """
     return {
         "mail": {
             "GLOBAL_SEND_RATE_LIMIT_PER_MINUTE": "60",
             "GLOBAL_SEND_RATE_LIMIT_PER_HOUR": "3000",
-            "EMAIL_PROVIDER": "smtp",
-            "EMAIL_DOMAIN": "news.example.com",
-            "SMTP_HOST": "127.0.0.1",
-            "SMTP_PORT": str(smtp_port),
-            "SMTP_USE_TLS": "false",
+            "EMAIL_PROVIDER": "demo",
             "DATABASE_URL": f"sqlite:///{folder / 'mail.db'}",
         },
         "telegram": {

@@ -35,7 +35,7 @@ S = TypeVar("S", bound=RunnableSettings)
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to standard error with credentials removed; libraries log warnings only, whatever the level."""
+    """Log to standard error with credentials removed; libraries log warnings only, at every level."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     set_up_log(handler, level)

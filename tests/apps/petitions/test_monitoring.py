@@ -250,18 +250,13 @@ async def test_a_ledger_that_fails_does_not_hold_up_the_next_event() -> None:
     assert await witness.witness(refusal(submitter), "b") == 1
 
 
-async def test_a_flood_of_refusals_shares_events_and_keeps_its_count(clock: FakeClock) -> None:
+async def test_a_refusal_after_a_minute_of_silence_is_not_part_of_a_flood(clock: FakeClock) -> None:
     ledger, submitter = SlowLedger(), someone()
     ledger.gate.set()
     witness = RefusalWitnessService(ledger, lambda: clock.now)
-    for number in range(250):
+    for number in range(10):
         await witness.witness(refusal(submitter), str(number))
-    await witness.aclose()
-    counts = [event.payload["refusals"] for event in ledger.events]
-    assert counts[:10] == [1] * 10
-    assert sum(counts) == 250
-    assert len(counts) <= 13
-    clock.advance(61)  # a refusal after a minute of silence is not part of a flood
+    clock.advance(61)
     await witness.witness(refusal(submitter), "later")
     assert ledger.events[-1].payload["trace_ids"] == ["later"]
 

@@ -86,7 +86,7 @@ class PetitionSubmissionService(LoggingMixin):
 
         Raises:
             SystemHaltedError: Nothing is written at the moment.
-            PetitionNotFoundError: There is none.
+            PetitionNotFoundError: It does not exist.
             InvalidPetitionError: Its fate is settled.
             AlreadyCoSignedError: This identity has co-signed it.
             RateLimitExceededError: This identity has co-signed too many.

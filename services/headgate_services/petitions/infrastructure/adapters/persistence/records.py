@@ -149,7 +149,7 @@ class PetitionRecords:
             return QueueMeasure(await self._number(_RECOUNT), 0.0)
 
     async def take_place(self, threshold: int) -> int | None:
-        """Add one if fewer than `threshold` wait, and return the new number; `None` if there is no room.
+        """Add one if fewer than `threshold` wait, and return the new number; `None` if the queue is full.
 
         Other transactions that take a place wait until the current one ends.
         """
@@ -166,7 +166,7 @@ class PetitionRecords:
         return None if row is None else int(row[0])
 
     async def last_sequence(self) -> int:
-        """Return the number of the latest event; 0 if there is none."""
+        """Return the number of the latest event; 0 in an empty ledger."""
         return await self._number(_LAST)
 
     async def get_halt_reason(self) -> str | None:

@@ -8,7 +8,6 @@ from datetime import datetime
 
 from fastapi import Request
 
-from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.application.services import (
     PetitionSubmissionService,
     QueueCapacityService,
@@ -17,7 +16,7 @@ from headgate_services.petitions.application.services import (
     RefusalWitnessService,
 )
 from headgate_services.petitions.application.services.petition_submission_service import CO_SIGN
-from headgate_services.petitions.config import PetitionRateLimitConfig, PetitionsSettings
+from headgate_services.petitions.config import PetitionsSettings
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PetitionRecords,
@@ -74,19 +73,20 @@ def build_parts(
     store = PostgresRateLimitStore(database, limit.window_minutes, now=now)
     co_sign_store = PostgresRateLimitStore(database, limit.window_minutes, counter=CO_SIGN, now=now)
     records = PetitionRecords(database)
+    rate_limiter = RateLimitService(
+        store,
+        limit.limit_per_hour,
+        limit.window_minutes,
+        strict=limit.strict,
+        realm_limit=limit.realm_limit,
+        global_limit=limit.global_limit,
+        metrics=metrics,
+    )
     return Parts(
         settings=settings,
         metrics=metrics,
         database=database,
-        rate_limiter=RateLimitService(
-            store,
-            limit.limit_per_hour,
-            limit.window_minutes,
-            strict=limit.strict,
-            realm_limit=limit.realm_limit,
-            global_limit=limit.global_limit,
-            metrics=metrics,
-        ),
+        rate_limiter=rate_limiter,
         co_sign_limiter=RateLimitService(
             co_sign_store, limit.co_sign_limit_per_hour, limit.window_minutes, strict=limit.strict
         ),
@@ -96,13 +96,7 @@ def build_parts(
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
         records=records,
         counters=(store, co_sign_store),
-        readiness=PostgresReadiness(database, store, _policy(limit), settings.queue),
-    )
-
-
-def _policy(limit: PetitionRateLimitConfig) -> RateLimitPolicy:
-    return RateLimitPolicy(
-        limit.limit_per_hour, limit.window_minutes, limit.strict, limit.realm_limit, limit.global_limit
+        readiness=PostgresReadiness(database, store, rate_limiter.policy, settings.queue),
     )
 
 

@@ -52,7 +52,7 @@ class RateLimitService(LoggingMixin):
     ) -> None:
         self._init_logger(component="petition.rate_limit")
         self._store = store
-        self._policy = RateLimitPolicy(limit_per_hour, window_minutes, strict, realm_limit, global_limit)
+        self.policy = RateLimitPolicy(limit_per_hour, window_minutes, strict, realm_limit, global_limit)
         self._metrics = metrics
         self._info_lines = Limiter(
             INFO_LINES, name="info-lines", store=MemoryStore(max_keys=_MOST_SUBMITTERS)
@@ -60,7 +60,7 @@ class RateLimitService(LoggingMixin):
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
         """Return whether one more petition is admitted, with one statement; counts nothing."""
-        result = self._result(await self._store.get_usage(self._policy, submitter_id, realm))
+        result = self._result(await self._store.get_usage(self.policy, submitter_id, realm))
         if self._metrics is not None:
             self._metrics.checked(submitter_id, result)
         if not result.allowed:
@@ -76,13 +76,13 @@ class RateLimitService(LoggingMixin):
         Raises:
             RateLimitExceededError: There is no room any more; nothing was counted.
         """
-        decision = await self._store.hold(self._policy, submitter_id, realm)
+        decision = await self._store.hold(self.policy, submitter_id, realm)
         result = self._result(decision)
         if not result.allowed:
             if self._metrics is not None:
                 self._metrics.checked(submitter_id, result)
             self._log_refusal(submitter_id, result)
-            raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
+            raise refusal_of(submitter_id, result, self.policy.window_minutes, self._store.counter)
         if self._metrics is not None:
             valid_seconds = (result.reset_at - decision.at).total_seconds()
             self._metrics.recorded(submitter_id, result.remaining - 1, valid_seconds)
@@ -93,18 +93,18 @@ class RateLimitService(LoggingMixin):
         )
 
     async def get_remaining(self, submitter_id: UUID) -> int:
-        return self._result(await self._store.get_usage(self._policy, submitter_id)).remaining
+        return self._result(await self._store.get_usage(self.policy, submitter_id)).remaining
 
     def get_limit(self) -> int:
         """Return how many petitions of one submitter a window may hold."""
-        return self._policy.limit
+        return self.policy.limit
 
     def get_window_minutes(self) -> int:
-        return self._policy.window_minutes
+        return self.policy.window_minutes
 
     def _result(self, decision: BucketDecision) -> RateLimitResult:
         usage = decision.usages[0]
-        reset_at = usage.oldest_expiry or decision.at + self._policy.window
+        reset_at = usage.oldest_expiry or decision.at + self.policy.window
         if not decision.allowed:
             # Not the oldest counter's end: above the limit (it was lowered, say) that frees too little.
             usage, reset_at = decision.binding, decision.next_allowed or reset_at

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from headgate import ConfigError
 
-_WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
+_WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 
 T = TypeVar("T")
 

@@ -149,7 +149,7 @@ def load_petition_config(
     """
     variables = os.environ if variables is None else variables
     threshold = variables.get("PETITION_QUEUE_THRESHOLD", "").strip()
-    if threshold.isdigit():
+    if threshold.isascii() and threshold.removeprefix("+").isdigit():
         # A small threshold alone gets the same proportion instead of a start that fails.
         hysteresis = variables.get("PETITION_QUEUE_HYSTERESIS", "").strip()
         proportion = str(min(500, int(threshold[:18]) // 20))

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from structlog.dev import ConsoleRenderer, plain_traceback
+
 from headgate import HeadgateError
 from headgate.observe import redact
-from headgate_services.demo.hosting import Hosted
-from headgate_services.demo.logs import log_everything
-from headgate_services.demo.ports import listen
+from headgate_services.demo.hosting import Hosted, StopSignals, listen
 from headgate_services.demo.services import PORTS, make_service
-from headgate_services.demo.signals import StopSignals
+from headgate_services.petitions.logs import configure_logging
 
 __all__ = ["run", "variables_of"]
 
@@ -29,7 +29,7 @@ def run(host: str | None = None) -> int:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         print("LOG_LEVEL: must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL", file=sys.stderr)
         return 2
-    log_everything(level)
+    configure_logging(level, ConsoleRenderer(colors=False, exception_formatter=plain_traceback))
     return asyncio.run(_run(host))
 
 
@@ -80,9 +80,9 @@ def _port(name: str, variables: Mapping[str, str]) -> int:
 
 
 def variables_of(name: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of one service: what is for all of them, overruled by what is for it alone.
+    """Return the environment of one service: its own variables replace the shared ones.
 
-    `PORT` is for all of them, and they cannot all have it; so only its own counts.
+    `PORT` is ignored, because several services cannot share it.
     """
     prefix = f"{name.upper()}_"
     shared = {variable: value for variable, value in environment.items() if variable != "PORT"}

@@ -1,11 +1,12 @@
-"""The demo itself: services, server, stand-ins and callers in one event loop, on a Redis and a PostgreSQL that run.
+"""The demo itself: services, server and callers in one event loop, on a Redis and a PostgreSQL that run.
 
-Heavy to import: all of it is what `headgate demo` waits for while the servers start.
+Heavy to import, so `headgate demo` imports it while the servers start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,39 +17,37 @@ from uuid import uuid4
 
 import httpx
 
+from headgate import Limiter
 from headgate.stores.postgres import migrate
 from headgate_server import BoundedProtocol, open_app
-from headgate_services.demo.customers import Customers
-from headgate_services.demo.hosting import Hosted
-from headgate_services.demo.logs import log_problems
-from headgate_services.demo.ports import listen_near
+from headgate_services.demo.bot_api import BotApiStandIn
+from headgate_services.demo.callers import Customers, Visitors
+from headgate_services.demo.hosting import Hosted, listen_near
 from headgate_services.demo.services import PAGES, PORTS, demo_settings, make_service
-from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
 from headgate_services.demo.traffic import DemoTraffic
-from headgate_services.demo.visitors import Visitors
+from headgate_services.petitions.logs import configure_logging
 from headgate_services.telegram.webhook import REFUSAL
 from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.keys import KeyTable
 
-__all__ = ["Scene", "Stage", "playing"]
+__all__ = ["DemoOptions", "RunningDemo", "running_demo"]
 
 _ANSWER_SECONDS = 10.0
 _CONNECTIONS = 4
-_INBOX = {"name": "Newsletter", "email_username": "newsletter"}
 _TIERS = ("free", "plus", "pro")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """What there must be before the demo can run.
+class DemoOptions:
+    """Options of the demo.
 
     Attributes:
-        host: Where everything listens.
-        port: Where the dashboard should.
+        host: The address that everything listens on.
+        port: The preferred port of the dashboard.
         open_traffic: Whether the callers call from the start.
-        folder: Where files go.
-        redis_url: Where Redis is, without a database.
-        postgres_url: Where PostgreSQL is.
+        folder: The folder for files.
+        redis_url: The URL of Redis, without a database.
+        postgres_url: The URL of PostgreSQL.
     """
 
     host: str
@@ -60,15 +59,15 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What runs.
+class RunningDemo:
+    """A demo that runs.
 
     Attributes:
         dashboard: The server.
         services: The four services.
         policy: The policy file that the server reads again when it changes.
-        api_key: A key for the tiers service, of a user who does nothing but try it.
-        submitter_id: A submitter for the petitions service, likewise.
+        api_key: A key for the tiers service that no caller uses.
+        submitter_id: A submitter for the petitions service that no caller uses.
         traffic: The callers.
     """
 
@@ -82,7 +81,7 @@ class Scene:
 
 @dataclass(slots=True)
 class _Page:
-    """What the dashboard shows of the demo, and its switch. Filled in when everything runs."""
+    """The part of the dashboard about the demo, with the switch for traffic. Complete when everything runs."""
 
     hosted: Mapping[str, Hosted]
     running_traffic: DemoTraffic | None = None
@@ -108,25 +107,21 @@ class _Page:
 
 
 @asynccontextmanager
-async def playing(stage: Stage) -> AsyncIterator[Scene]:
-    """Run the demo for as long as the block lasts.
+async def running_demo(options: DemoOptions) -> AsyncIterator[RunningDemo]:
+    """Run the demo during the block.
 
     Raises:
-        DemoError: Something does not start; if it is a service, the log says why.
+        DemoError: Something does not start; if it is a service, the log has the reason.
     """
-    log_problems()
+    _log_problems()
     async with AsyncExitStack() as stack:
-        mail_sink, bot_api = MailSink(), BotApiStandIn(REFUSAL)
-        stack.push_async_callback(mail_sink.stop)
-        await mail_sink.start()
-        telegram = Hosted("Bot API", bot_api, listen_near("127.0.0.1", 0))
-        settings = demo_settings(
-            stage.folder, stage.redis_url, stage.postgres_url, mail_sink.port, telegram.url
-        )
-        services = {name: _service(name, settings[name], stage) for name in PORTS}
+        bot_api = BotApiStandIn(REFUSAL)
+        telegram = Hosted("Bot API", bot_api.app, listen_near("127.0.0.1", 0))
+        settings = demo_settings(options.folder, options.redis_url, options.postgres_url, telegram.url)
+        services = {name: _service(name, settings[name], options) for name in PORTS}
         page = _Page(services)
-        policy = await asyncio.to_thread(_prepare_policy, stage)
-        dashboard = _dashboard(policy, stage, page)
+        policy = await asyncio.to_thread(_prepare_policy, options)
+        dashboard = _dashboard(policy, options, page)
         await _start_all(stack, [telegram, *services.values(), dashboard])
 
         clients = {
@@ -142,36 +137,36 @@ async def playing(stage: Stage) -> AsyncIterator[Scene]:
         )
         customers = Customers(await stack.enter_async_context(_client(dashboard.url)))
         callers = [*customers.callers(), *page.visitors.callers()]
-        traffic = page.running_traffic = DemoTraffic(callers, on=stage.open_traffic)
+        traffic = page.running_traffic = DemoTraffic(callers, on=options.open_traffic)
         stack.push_async_callback(_cancelled, asyncio.create_task(traffic.run()))
-        yield Scene(dashboard, tuple(services.values()), policy, keys["you"], str(uuid4()), traffic)
+        yield RunningDemo(dashboard, tuple(services.values()), policy, keys["you"], str(uuid4()), traffic)
 
 
-def _service(name: str, variables: Mapping[str, str], stage: Stage) -> Hosted:
-    listener = listen_near(stage.host, PORTS[name], {stage.port, *PORTS.values()})
+def _service(name: str, variables: Mapping[str, str], options: DemoOptions) -> Hosted:
+    listener = listen_near(options.host, PORTS[name], {options.port, *PORTS.values()})
     return Hosted(name, make_service(name, variables), listener)
 
 
-def _prepare_policy(stage: Stage) -> Path:
-    """Write the policy file, and make the tables of the store that needs some."""
-    path = stage.folder / "headgate.toml"
+def _prepare_policy(options: DemoOptions) -> Path:
+    """Write the policy file, and create the tables of the PostgreSQL store."""
+    path = options.folder / "headgate.toml"
     path.write_bytes(resources.files(__package__).joinpath("headgate.toml").read_bytes())
-    migrate(stage.postgres_url)
+    migrate(options.postgres_url)
     return path
 
 
-def _dashboard(policy: Path, stage: Stage, page: _Page) -> Hosted:
+def _dashboard(policy: Path, options: DemoOptions, page: _Page) -> Hosted:
     variables = {
-        "HEADGATE_STORE__URL": f"{stage.redis_url}/0",
-        "HEADGATE_LIMITERS__LLM_TOKENS__STORE": stage.postgres_url,
+        "HEADGATE_STORE__URL": f"{options.redis_url}/0",
+        "HEADGATE_LIMITERS__LLM_TOKENS__STORE": options.postgres_url,
     }
     server = open_app(policy, environment=variables, demo=page)
-    listener = listen_near(stage.host, stage.port)
+    listener = listen_near(options.host, options.port)
     return Hosted("dashboard", server, listener, before_stop=server.end_streams, http=BoundedProtocol)
 
 
 async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
-    """Start them together, and have them stopped together."""
+    """Start them together; at the end of the stack they stop together."""
 
     async def stop() -> None:
         await asyncio.gather(*(each.stop() for each in hosted))
@@ -181,7 +176,7 @@ async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
 
 
 async def _api_keys(database_url: str) -> dict[str, str]:
-    """Make a key for each tier, and one for the user of the demo."""
+    """Create a key for each tier, and one for the user of the demo."""
     async with aclosing(KeyTable(TiersSettings(database_url=database_url).database)) as table:
         keys = {tier: (await table.create(f"{tier}-user", tier)).key for tier in _TIERS}
         return {**keys, "you": (await table.create("you", "plus")).key}
@@ -190,18 +185,15 @@ async def _api_keys(database_url: str) -> dict[str, str]:
 def _client(url: str) -> httpx.AsyncClient:
     """Return a client of one server, with few connections: httpx looks at all of them for every request."""
     limits = httpx.Limits(max_connections=_CONNECTIONS)
-    # Nothing is encrypted here, and reading the certificates of the world would take longer than to start a service.
+    # Nothing is encrypted here, and reading the certificate store takes longer than to start a service.
     return httpx.AsyncClient(
         base_url=url, limits=limits, timeout=_ANSWER_SECONDS, trust_env=False, verify=False
     )
 
 
 async def _inbox(mail: httpx.AsyncClient) -> str:
-    """Return the id of the newsletter's inbox, made anew unless the data was kept from before."""
-    listed = (await mail.get("/v1/inboxes")).raise_for_status().json()["items"]
-    if not listed:
-        listed = [(await mail.post("/v1/inboxes", json=_INBOX)).raise_for_status().json()]
-    inbox_id: str = listed[0]["id"]
+    """Return the id of the inbox that the mail service creates for its demo provider."""
+    inbox_id: str = (await mail.get("/v1/inboxes")).raise_for_status().json()["items"][0]["id"]
     return inbox_id
 
 
@@ -209,3 +201,20 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+def _log_problems() -> None:
+    """Log problems to standard error, each in one line, and repeated ones only a few times a minute."""
+    configure_logging("WARNING", _format_problem)
+    # A service's warnings are mostly about refusals, which are the demo's point.
+    logging.getLogger("headgate_services").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    limiter = Limiter("2/minute")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: bool(limiter.hit(f"{record.pathname}:{record.lineno}")))
+
+
+def _format_problem(logger: Any, method: str, event: Any) -> str:
+    """Return a problem in one line; of a traceback, the last line."""
+    texts = [str(part).strip() for part in (event["event"], event.get("exception")) if part]
+    return f"headgate demo: {event['logger']}: {': '.join(text.rpartition(chr(10))[2] for text in texts)}"

@@ -1,16 +1,16 @@
-"""What a replay found, as one JSON document; the terminal's text and the page are made from it and from nothing else."""
+"""The report of a replay as one JSON document. The text and the page are made from it alone."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from headgate import Rule
 from headgate.clock import MICROSECONDS
 from headgate.policy import in_words
-from headgate_server.replay.requests import BadLines, LogCounts
-from headgate_server.replay.running import Replayed
+from headgate_server.replay.requests import LogCounts
+from headgate_server.replay.simulation import Replayed
+from headgate_server.replay.tally import MOST_KEYS
 
 VERSION = 1
 
@@ -22,9 +22,9 @@ def make_report(replayed: Replayed, counts: LogCounts, policies: Sequence[str], 
     """Return the report of a replay.
 
     Args:
-        replayed: What was found.
-        counts: What was read.
-        policies: What each policy is called: the file, and the limiter in it.
+        replayed: The finished replay.
+        counts: Counts of the lines that were read.
+        policies: The name of each policy: the limiter and its file.
         buffer: How many lines were held to be sorted.
     """
     first, *others = replayed.simulations
@@ -45,13 +45,8 @@ def make_report(replayed: Replayed, counts: LogCounts, policies: Sequence[str], 
     }
 
 
-def as_json_text(report: Report) -> str:
-    """Return a report as it is written for machines."""
-    return json.dumps(report, indent=2)
-
-
 def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
-    """Return what was read of the logs."""
+    """Return the figures of the logs that were read."""
     bad = sorted(counts.bad.items(), key=lambda item: -item[1].count)
     return {
         "files": counts.formats,
@@ -59,10 +54,9 @@ def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
         "from": None if first is None else first / MICROSECONDS,
         "to": None if first is None else last / MICROSECONDS,
         "bad": sum(lines.count for _, lines in bad),
-        "bad_by_reason": [{"reason": reason, **_bad(lines)} for reason, lines in bad],
-        "without_key": _bad(counts.without_key),
-        "other_limiters": counts.other_limiters,
-        "unsorted": counts.unsorted,
+        "bad_by_reason": [
+            {"reason": reason, "count": lines.count, "examples": lines.examples} for reason, lines in bad
+        ],
         "too_late": counts.too_late,
         "latest": counts.latest_us / MICROSECONDS,
         "without_zone": counts.without_zone,
@@ -71,8 +65,8 @@ def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
     }
 
 
-def log_notes(counts: LogCounts, whole_seconds: bool, buffer: int) -> list[str]:
-    """Return what a reader must know about the log, in words."""
+def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
+    """Return what the log cannot tell."""
     notes = list(counts.problems)
     if counts.too_late:
         notes.append(
@@ -82,16 +76,11 @@ def log_notes(counts: LogCounts, whole_seconds: bool, buffer: int) -> list[str]:
         )
     if counts.without_zone:
         notes.append(f"{counts.without_zone:,} times name no time zone and were read as UTC.")
-    if whole_seconds:
+    if replayed.whole_seconds:
         notes.append(
             "All times in the log are whole seconds. Requests of one second are decided in the order of their lines, as if "
             "they came at its begin; a rule with a period of a second or less looks stricter than it is."
         )
-    return notes
-
-
-def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
-    notes = log_notes(counts, replayed.whole_seconds, buffer)
     if counts.was_refused:
         notes.append(
             f"{counts.was_refused:,} requests of the log were refused at the time. Their callers may have tried again "
@@ -105,35 +94,31 @@ def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
         )
     else:
         notes.append(
-            f"Retries are a model: who is refused comes again as soon as the refusal allows, in whole seconds, at most "
-            f"{retries.counts.tries} times. They are counted apart from the log's requests, but take units like these."
+            f"Retries are a model: a refused caller comes again as soon as the refusal allows, in whole seconds, at most "
+            f"{retries.tries} times. They are counted apart from the log's requests, but take units like these."
         )
     notes.append(
         "What was used before the log begins is not known, so the first period of each rule admits more than it would have. "
-        "If the clock of the server was set meanwhile, times are off by as much."
+        "If the clock of the server was set during the log, times are off by as much."
     )
     for simulation in replayed.simulations:
         if simulation.limiter.left_out:
             notes.append(
-                f"Left out: {', '.join(simulation.limiter.left_out)}. What is held at once is not replayed: most logs do "
-                f"not say how long requests were under way."
+                f"Left out: {', '.join(simulation.limiter.left_out)}. Places that are held at once are not replayed: most "
+                f"logs do not have the duration of requests."
             )
         if simulation.limiter.overflowed:
             notes.append(
-                f"{simulation.limiter.overflowed:,} requests found the memory full, and shared one count instead of having "
-                f"their own: the figures are too strict."
+                f"{simulation.limiter.overflowed:,} requests found the memory full and shared one count: the figures "
+                f"are too strict."
             )
-    if not replayed.simulations[0].tally.keys.is_complete:
+    if not replayed.simulations[0].tally.follows_all_keys:
         notes.append(
-            "There are too many keys to follow each: figures over keys are those of a fair sample, scaled up. Requests, "
-            "rules and hours are exact."
+            f"There are too many keys to follow each: figures over keys are those of the first {MOST_KEYS:,} keys. "
+            f"Requests, rules and hours are exact."
         )
     return notes
 
 
 def _policy(rules: Sequence[Rule], name: str) -> Report:
     return {"name": name, "rules": [{"name": rule.name, "words": in_words(rule)} for rule in rules]}
-
-
-def _bad(lines: BadLines) -> Report:
-    return {"count": lines.count, "examples": lines.examples}

@@ -1,8 +1,8 @@
-"""Deciding logged requests, each at its own time, by what decides live.
+"""A limiter that decides logged requests, each at its own time, by the functions that decide live.
 
-A limiter of a policy is made as the live policy makes it, over a memory store whose clock is the log's. So tiers, overrides
-and shadow rules mean what they mean in service, and states expire by the time of the log: memory holds the keys that are
-live at that time, however many the log has. Time never goes back here; `requests.in_order` sees to that.
+It is made as the live policy makes it, over a memory store with the clock of the log. So tiers, overrides and shadow rules
+mean the same as in service, and states expire by the time of the log: memory holds the keys that are live at that time,
+however many the log has. Time never goes back here, because `requests.in_order` sorts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.requests import LoggedRequest
 
 MAX_KEYS = 20_000_000
-"""States that may live at once; a machine's memory ends before."""
+"""States that may live at once; more than fit into the memory of most machines."""
 
 
 class ReplayClock(SteadyClock):
-    """A clock that stands at the request which is decided."""
+    """A clock that shows the time of the current request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class ReplayClock(SteadyClock):
 
 
 class ReplayedLimiter:
-    """One limiter of a policy, asked in the time of a log.
+    """One limiter of a policy, with the clock of a log.
 
     Args:
-        policy: What the file says of it. Its store and what happens when that is down play no part.
+        policy: The limiter. Its store and its settings for outages are ignored.
 
     Attributes:
         policy: The same, without the rules that are not replayed.
-        left_out: The names of these: `concurrent` ones, for most logs do not say how long requests were under way.
+        left_out: The names of these: `concurrent` rules, because most logs do not have the duration of requests.
 
     Raises:
         ReplayError: It has no other rule.
@@ -53,8 +53,8 @@ class ReplayedLimiter:
         )
         if not rules:
             raise ReplayError(
-                f"{policy.name} counts only what is held at once, which is not replayed: most logs do not say how long "
-                f"requests were under way"
+                f"{policy.name} limits only what is held at once, which is not replayed: most logs do not have the duration "
+                f"of requests"
             )
         self.policy = policy = replace(policy, rules=rules, shadow=shadow)
         self._clock = ReplayClock()
@@ -65,11 +65,11 @@ class ReplayedLimiter:
 
     @property
     def overflowed(self) -> int:
-        """How many requests found memory full, and so were not decided as they would be live."""
+        """How many requests found memory full, and so were decided more strictly than live."""
         return self._store.overflowed
 
     def decide(self, request: LoggedRequest) -> Decision | None:
-        """Return the decision at the request's own time; `None` if no waiting would ever admit its cost.
+        """Return the decision at the time of the request; `None` if no wait would ever admit its cost.
 
         Raises:
             ConfigError: The key does not fit the rules.
@@ -81,7 +81,7 @@ class ReplayedLimiter:
             return None
 
     def shadow_counts(self) -> dict[str, ShadowCount]:
-        """Return what each shadow rule would have refused of what the live rules admitted."""
+        """Return the counts of each shadow rule, of the requests that the live rules admitted."""
         return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
 
 

@@ -1,6 +1,7 @@
-"""Replaying: every request of a log through one limiter, or through two to compare them.
+"""Replay every request of a log through one limiter, or through two to compare them.
 
-What a refusal would have changed is not in the log. `Retries` is one honest guess at it, and counted apart from the log.
+The log cannot tell what callers would have done after a refusal. `Retries` is a simple model of it, counted apart from the
+requests of the log.
 """
 
 from __future__ import annotations
@@ -9,107 +10,95 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import IO
+from typing import IO, NamedTuple
 
 from headgate import ConfigError, Decision
 from headgate.clock import MICROSECONDS
 from headgate.observe import TopKeys
 from headgate.policy import LimiterPolicy
-from headgate_server.replay.engine import ReplayedLimiter
+from headgate_server.replay.limiter import ReplayedLimiter
 from headgate_server.replay.requests import LogCounts, LoggedRequest, caller_name
 from headgate_server.replay.tally import MOST_CALLERS, SHOWN_CALLERS, ReplayTally
 
 MOST_PENDING = 1_000_000
 SHOWN_CHANGES = 20
 LINES_BETWEEN_PROGRESS = 5_000
-_AFTER_THE_LOG = 2**62
-"""Added to the order of a retry: at the same time, the log comes first."""
 
 
-@dataclass(slots=True)
-class RetryCounts:
-    """What callers would have done who try again as often as they are allowed to.
+class _Retry(NamedTuple):
+    """A request that comes again; at the same time, the requests of the log come first."""
+
+    at: int
+    order: int
+    tried: int
+    since: int
+    request: LoggedRequest
+
+
+class Retries:
+    """Model of callers that come again after the wait of a refusal, in whole seconds as `Retry-After` has it.
+
+    Args:
+        limiter: The limiter that decides.
+        tries: How often a caller tries again.
 
     Attributes:
-        tries: How often one tries again.
         made: Retries that were made.
         admitted: Requests that a retry got through.
         gave_up: Requests that never got through.
-        waited_us: How long those that got through waited, together.
-        not_modelled: Refusals that no retry was made for: too many were waiting.
+        not_modelled: Refusals without a retry, because too many were pending.
     """
 
-    tries: int
-    made: int = 0
-    admitted: int = 0
-    gave_up: int = 0
-    waited_us: int = 0
-    not_modelled: int = 0
+    def __init__(self, limiter: ReplayedLimiter, tries: int) -> None:
+        self._limiter = limiter
+        self._pending: list[_Retry] = []
+        self._waited_us = 0
+        self.tries = tries
+        self.made = 0
+        self.admitted = 0
+        self.gave_up = 0
+        self.not_modelled = 0
+
+    def run_until(self, at: int | None) -> None:
+        """Make all retries before a time, or all that are left."""
+        while self._pending and (at is None or self._pending[0].at < at):
+            retry = heappop(self._pending)
+            self.made += 1
+            decision = self._limiter.decide(retry.request._replace(at=retry.at))
+            if decision is not None and decision.allowed:
+                self.admitted += 1
+                self._waited_us += retry.at - retry.since
+            else:
+                self._refused(retry, decision)
+
+    def add(self, request: LoggedRequest, decision: Decision | None) -> None:
+        """Schedule the first retry of a refused request."""
+        self._refused(_Retry(request.at, request.order, 0, request.at, request), decision)
+
+    def _refused(self, retry: _Retry, decision: Decision | None) -> None:
+        wait = None if decision is None else decision.retry_after_us
+        if wait is None or retry.tried >= self.tries:
+            self.gave_up += 1
+        elif len(self._pending) >= MOST_PENDING:
+            self.not_modelled += 1
+        else:
+            at = retry.at + max(1, -(wait // -MICROSECONDS)) * MICROSECONDS
+            heappush(self._pending, retry._replace(at=at, tried=retry.tried + 1))
 
     def as_json(self) -> dict[str, object]:
         """Return the figures for the report."""
-        mean = self.waited_us / self.admitted / MICROSECONDS if self.admitted else None
         return {
             "tries": self.tries,
             "made": self.made,
             "admitted": self.admitted,
             "gave_up": self.gave_up,
-            "mean_wait": mean,
+            "mean_wait": self._waited_us / self.admitted / MICROSECONDS if self.admitted else None,
             "not_modelled": self.not_modelled,
         }
 
 
-class Retries:
-    """Callers who come again when they may: after the refusal's wait in whole seconds, as `Retry-After` says it.
-
-    Args:
-        limiter: Who is asked.
-        tries: How often one tries again.
-    """
-
-    def __init__(self, limiter: ReplayedLimiter, tries: int) -> None:
-        self._limiter = limiter
-        self.counts = RetryCounts(tries)
-        self._waiting: list[tuple[int, int, int, LoggedRequest]] = []  # when, order, first try, what
-        self._tried: dict[int, int] = {}
-
-    def before(self, request: LoggedRequest) -> None:
-        """Let all come whose time is before a request's."""
-        while self._waiting and self._waiting[0][:2] < request[:2]:
-            self._come()
-
-    def finish(self) -> None:
-        """Let all come who are still waiting."""
-        while self._waiting:
-            self._come()
-
-    def refused(self, request: LoggedRequest, decision: Decision | None, since: int, tried: int) -> None:
-        """Have a refused caller come again, if there is any use in it."""
-        wait = None if decision is None else decision.retry_after_us
-        if wait is None or tried >= self.counts.tries:
-            self.counts.gave_up += 1
-        elif len(self._waiting) >= MOST_PENDING:
-            self.counts.not_modelled += 1
-        else:
-            at = request.at + max(1, -(wait // -MICROSECONDS)) * MICROSECONDS
-            order = request.order if tried else request.order + _AFTER_THE_LOG
-            self._tried[order] = tried + 1
-            heappush(self._waiting, (at, order, since, request._replace(at=at, order=order)))
-
-    def _come(self) -> None:
-        _, order, since, request = heappop(self._waiting)
-        tried = self._tried.pop(order)
-        self.counts.made += 1
-        decision = self._limiter.decide(request)
-        if decision is not None and decision.allowed:
-            self.counts.admitted += 1
-            self.counts.waited_us += request.at - since
-        else:
-            self.refused(request, decision, since, tried)
-
-
 class Simulation:
-    """One limiter, what it decided, and who tries again.
+    """One limiter, its decisions, and the retries of refused callers.
 
     Args:
         policy: The limiter.
@@ -128,22 +117,22 @@ class Simulation:
             ConfigError: The key does not fit the rules.
         """
         if self.retries is not None:
-            self.retries.before(request)
+            self.retries.run_until(request.at)
         decision = self.limiter.decide(request)
         self.tally.add(request, decision)
-        if self.retries is not None and (decision is None or not decision.allowed):
-            self.retries.refused(request, decision, request.at, 0)
+        if self.retries is not None and not _is_admitted(decision):
+            self.retries.add(request, decision)
         return decision
 
     def as_json(self) -> dict[str, object]:
         """Return the figures for the report."""
-        retries = None if self.retries is None else self.retries.counts.as_json()
+        retries = None if self.retries is None else self.retries.as_json()
         return {**self.tally.as_json(), "retries": retries}
 
 
 @dataclass(slots=True)
 class Changes:
-    """What changes from one policy to another, request by request."""
+    """Differences between two policies, request by request."""
 
     both_admit: int = 0
     both_refuse: int = 0
@@ -156,11 +145,11 @@ class Changes:
     def add(self, request: LoggedRequest, before: Decision | None, after: Decision | None) -> None:
         """Count a request that both have decided."""
         was, will = _is_admitted(before), _is_admitted(after)
-        if was == will:
-            if was:
-                self.both_admit += 1
-            else:
-                self.both_refuse += 1
+        if was and will:
+            self.both_admit += 1
+            return
+        if not was and not will:
+            self.both_refuse += 1
             return
         if was:
             self.newly_refused += 1
@@ -169,13 +158,14 @@ class Changes:
             self.newly_admitted += 1
             self.admitted_callers.add(request.caller)
         if len(self.examples) < SHOWN_CHANGES:
+            refusal = after if was else before
             self.examples.append(
                 {
                     "time": request.at / MICROSECONDS,
                     "key": request.caller,
                     "route": request.route,
                     "change": "refused" if was else "admitted",
-                    "rule": _rule(after if was else before),
+                    "rule": None if refusal is None else refusal.rule,
                 }
             )
 
@@ -198,9 +188,9 @@ class Replayed:
 
     Attributes:
         simulations: One, or two to be compared.
-        changes: What changes from the first to the second.
-        first: The time of the first request, in microseconds.
-        last: That of the last one.
+        changes: The differences between the first and the second, or `None`.
+        first: The time of the first request, in microseconds; `None` without requests.
+        last: The time of the last request.
         whole_seconds: Whether all times were whole seconds.
     """
 
@@ -223,9 +213,9 @@ def run(
 
     Args:
         requests: In the order of time.
-        simulations: Who decides.
+        simulations: One or two limiters.
         counts: Where requests are counted that do not fit the rules.
-        progress: Called now and then, with what is being done.
+        progress: Called now and then, with the name of the current step.
         decisions: Where every decision is written to, as a line of JSON.
     """
     replayed = Replayed(simulations, Changes() if len(simulations) > 1 else None)
@@ -248,7 +238,7 @@ def run(
             decisions.write(json.dumps(_line(request, answers), separators=(",", ":")) + "\n")
     for simulation in simulations:
         if simulation.retries is not None:
-            simulation.retries.finish()
+            simulation.retries.run_until(None)
     return replayed
 
 
@@ -277,10 +267,6 @@ def _answer(decision: Decision | None) -> dict[str, object]:
 
 def _is_admitted(decision: Decision | None) -> bool:
     return decision is not None and decision.allowed
-
-
-def _rule(decision: Decision | None) -> str | None:
-    return None if decision is None else decision.rule
 
 
 def _callers(top: TopKeys[str]) -> list[dict[str, object]]:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 
-from headgate import HeadgateError
-from headgate_server.cli import benchmark, completion, counts, databases, policies, replays, starting, top
+import headgate
+from headgate import HeadgateError, build
+from headgate_server.cli import completion, counts, policies, replays, stores, top
 from headgate_server.cli.common import DEBUG_HELP, Commands, Failure, Parser, redacted
 
 __all__ = ["main", "make_parser"]
@@ -43,11 +44,20 @@ def make_parser() -> Parser:
         examples=["headgate tour", "headgate check headgate.toml", "headgate serve --help"],
     )
     parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    parser.add_argument("--version", action="version", version=starting.version(), help="print the version")
+    parser.add_argument("--version", action="version", version=_version(), help="print the version")
     parser.set_defaults(command=None, parser=parser)
     commands = Commands(parser, required=False)
     commands.group("begin here")
-    starting.add_first(commands)
+    tour = commands.add(
+        "tour",
+        "see what limiters do, in your terminal, in well under a minute",
+        _tour,
+        about="Every decision that it shows is a real one.",
+        examples=["headgate tour", "headgate tour --fast"],
+    )
+    tour.add_argument(
+        "--fast", action="store_true", help="let time pass on a fake clock instead of waiting for it"
+    )
     commands.group("limiters of a policy file")
     policies.add(commands)
     counts.add(commands)
@@ -55,13 +65,26 @@ def make_parser() -> Parser:
     commands.group("traffic of a log")
     replays.add(commands)
     commands.group("stores")
-    databases.add(commands)
-    benchmark.add(commands)
+    stores.add(commands)
     _add_others(commands)
     commands.group("this program")
-    starting.add_last(commands)
+    commands.add(
+        "version",
+        "print the version, and which build of the core is in use",
+        lambda options: print(_version()),
+    )
     completion.add(commands, parser)
     return parser
+
+
+def _version() -> str:
+    return f"headgate {headgate.__version__}, core {build.describe()}"
+
+
+def _tour(options: argparse.Namespace) -> None:
+    from headgate_server.cli.tour import tour
+
+    tour(fast=options.fast)
 
 
 def _add_others(commands: Commands) -> None:

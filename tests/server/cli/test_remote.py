@@ -10,8 +10,7 @@ import pytest
 
 from headgate import Rule, sliding_window
 from headgate.testing.servers import find_free_port
-from headgate_server.cli import main
-from headgate_server.cli import remote as remote_module
+from headgate_server.cli import main, views
 from headgate_server.describe import limiter_shown
 from tests.server.cli.stub import Asked, Stub
 from tests.server.loopback import limiter_policy
@@ -187,7 +186,7 @@ def test_a_server_that_does_not_answer(
     """It accepts the connection, as the kernel does for every listening socket, and that is all."""
     import socket
 
-    monkeypatch.setattr(remote_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(views, "PATIENCE", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         # If this process was late to ask, as on a busy machine, that is said instead: it is no answer to this question.

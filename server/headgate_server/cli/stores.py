@@ -176,14 +176,13 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
 
 async def _ask(gate: AsyncGate, key: str, end: int, latencies: array[int]) -> None:
     now = time.perf_counter_ns
-    before = now()
-    while before < end:
+    while True:
+        before = now()
         for _ in range(_CALLS_IN_A_ROW):
             await gate.ask(Request("hit", key))
             after = now()
             latencies.append(after - before)
-            before = after
             if after >= end:
                 return
+            before = after
         await asyncio.sleep(0)
-        before = now()

@@ -1,9 +1,9 @@
 """The `headgate` command.
 
-Exit codes: 0 done, 1 it failed (one line on standard error says why; --debug shows the traceback), 2 it was called
-wrongly, 130 it was interrupted. Standard output carries what was asked for, standard error everything else.
+Exit codes: 0 done, 1 it failed (the reason is one line on standard error; --debug shows the traceback), 2 it was called
+wrongly, 130 it was interrupted. Standard output carries the result, standard error everything else.
 
-Every command has its module, which is light to import: what only some of them need, they import when they run.
+Every command has its module, which is light to import: heavy imports happen when a command runs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _tour(options: argparse.Namespace) -> None:
 
 
 def _add_others(commands: Commands) -> None:
-    """Add what other distributions bring along: each has a function that adds its commands as an entry point."""
+    """Add the commands of other distributions, which are entry points of the group `headgate.commands`."""
     others = entry_points(group="headgate.commands")
     for other in others:
         other.load()(commands)
@@ -131,7 +131,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _write_anything() -> None:
-    """Let no key be unwritable: what an encoding has no characters for is written as an escape."""
+    """Write characters that the encoding does not have as escapes, so that every key can be written."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -139,7 +139,7 @@ def _write_anything() -> None:
 
 
 def _forget_output() -> None:
-    """Send what is still in the buffer nowhere: the interpreter will flush it once more at its end."""
+    """Discard the buffer of standard output, which the interpreter would flush once more at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

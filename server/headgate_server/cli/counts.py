@@ -1,4 +1,4 @@
-"""`inspect` and `reset`: look at what is counted for a key, and forget it."""
+"""`inspect` and `reset`: show the counts of a key, and forget them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _scope(text: str) -> tuple[str, str]:
 
 def _asked(options: argparse.Namespace) -> Asked:
     if (options.key is None) == (not options.scope):
-        raise Failure("say whose counts are meant: KEY, or --scope user=42", code=2)
+        raise Failure("name the caller: KEY, or --scope user=42", code=2)
     return Asked(options.key, dict(options.scope))
 
 
@@ -120,7 +120,7 @@ def _named(views: Sequence[View], names: list[str]) -> Sequence[View]:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What could be seen of one limiter."""
+    """The counts of one limiter, or the reason why they cannot be seen."""
 
     name: str
     store: str
@@ -133,7 +133,7 @@ class _Seen:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    """Show what is counted, and return the exit code."""
+    """Show the counts, and return the exit code."""
     asked = _asked(options)
     with _views(options) as views:
         seen = [_see(view, asked, options.tier) for view in views]
@@ -182,7 +182,7 @@ def _used(count: RuleUsage) -> str:
 
 
 def _when(count: RuleUsage) -> str:
-    """Return when there is room again, and when nothing is counted any more."""
+    """Return when there is room again, and when the count is 0 again."""
     if count.frees_after is None:
         return "admits nothing, ever"
     # A place is free when its holder releases it; its lease says only when that will be at the latest.
@@ -205,7 +205,7 @@ def _end_of_window(seconds: float, timezone: str | None) -> str:
 
 
 def _reset(options: argparse.Namespace) -> int:
-    """Forget what was counted, and return the exit code."""
+    """Forget the counts, and return the exit code."""
     asked = _asked(options)
     with _views(options) as views:
         targets = [(view, key) for view in views for key in _key(view, asked)]
@@ -218,7 +218,7 @@ def _reset(options: argparse.Namespace) -> int:
 
 
 def _key(view: View, asked: Asked) -> Iterator[Key | None]:
-    """Yield the key to reset; none if that cannot be done from here, which is said."""
+    """Yield the key to reset; print the reason if that cannot be done from here."""
     try:
         yield view.key(asked)
     except Unseen as reason:
@@ -240,7 +240,7 @@ def _confirmed(asked: Asked, views: list[View]) -> bool:
 
 
 def _reset_one(view: View, key: Key | None, asked: Asked) -> int:
-    """Reset one limiter and say so; return 1 if it failed."""
+    """Reset one limiter and print the result; return 1 if it failed."""
     try:
         view.reset(key)
     except HeadgateError as error:

@@ -26,7 +26,7 @@ from headgate_server.cli.common import Commands, from_to, optional, read_policy
 LONGEST = 600.0
 """The most seconds for `--seconds`."""
 
-_RULE = "1000000000000/minute"  # refuses nothing; and what is left over expires soon
+_RULE = "1000000000000/minute"  # refuses nothing, and left-over counts expire soon
 _KEYS = 100
 _CALLS_IN_A_ROW = 1_000
 """Calls until other tasks have their turn; a store in memory never waits."""

@@ -1,4 +1,4 @@
-"""`top`: what a running server decides, second by second."""
+"""`top`: the decisions of a running server, second by second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS_SHOWN = 60
 _LONGEST_NAME = 24
 _BAR = 20
 _PAUSE = 1.0
-"""Seconds until a lost server is looked for again."""
+"""Seconds until the next attempt to connect to a lost server."""
 
 # What terminals obey; lines that are too long are cut off by the terminal, which knows how wide its characters are.
 _START = "\x1b[?25l\x1b[?7l\x1b[2J"  # no cursor, no line wrap, a clear screen
@@ -69,10 +69,10 @@ def _top(options: argparse.Namespace) -> None:
 
 
 def _followed(server: ServerStore, screen: TopScreen) -> Iterator[Tick]:
-    """Yield one second after the other, each when it is in the screen.
+    """Add every second to the screen, and yield it.
 
     Raises:
-        HeadgateError: The server cannot be asked, or has ended.
+        HeadgateError: The server failed or ended.
     """
     import msgspec
 
@@ -92,7 +92,7 @@ def _followed(server: ServerStore, screen: TopScreen) -> Iterator[Tick]:
 
 
 def _redraw(server: ServerStore, screen: TopScreen) -> None:
-    """Draw the screen again and again; look for the server again if it goes away."""
+    """Draw the screen every second; connect again if the server is lost."""
     while True:
         try:
             for _ in _followed(server, screen):
@@ -136,11 +136,11 @@ def _clock(seconds: float) -> str:
 
 
 class TopScreen:
-    """What the server has said in the last minute, as text.
+    """The last minute of a server as text.
 
     Args:
-        title: What stands above it.
-        style: How it looks.
+        title: The heading.
+        style: Colours and bars.
     """
 
     def __init__(self, title: str, style: Style) -> None:
@@ -153,13 +153,13 @@ class TopScreen:
         return not self._ticks
 
     def remember(self, tick: Tick) -> None:
-        """Add a second; what is there already of it or of later ones is replaced."""
+        """Add a second, in place of the same and later ones."""
         while self._ticks and self._ticks[-1].time >= tick.time:
             self._ticks.pop()
         self._ticks.append(tick)
 
     def lines(self) -> list[str]:
-        """Return the screen as of the newest second."""
+        """Return the screen of the newest second."""
         tick = self._ticks[-1]
         workers = f"{tick.workers} worker{'s' if tick.workers != 1 else ''}"
         lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick.time)}  {workers}"]

@@ -1,7 +1,7 @@
 """Views of limiters: by the stores that a policy file names, or through a running server.
 
-Nothing is charged. A store is asked for a cost of 0, which shows what is counted, and for a cost of 1, which shows when
-there is room for more.
+Nothing is charged. A store is asked for a cost of 0, which shows the counts, and for a cost of 1, which shows when there is
+room for more.
 """
 
 from __future__ import annotations

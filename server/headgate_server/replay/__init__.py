@@ -1,12 +1,10 @@
 """Replay of logged traffic against a policy, decided by the functions that decide live."""
 
 from headgate_server.replay.errors import ReplayError
-from headgate_server.replay.limiter import ReplayedLimiter, needs_key, scopes_of
-from headgate_server.replay.report import make_report
+from headgate_server.replay.report import make_report, report_text
 from headgate_server.replay.requests import DEFAULT_BUFFER, LogCounts, LoggedRequest, Selection, read_requests
-from headgate_server.replay.simulation import Replayed, Simulation, run
+from headgate_server.replay.simulation import Replayed, ReplayedLimiter, Simulation, needs_key, run, scopes_of
 from headgate_server.replay.sources import LogSource
-from headgate_server.replay.text import report_text
 
 __all__ = [
     "DEFAULT_BUFFER",

@@ -42,7 +42,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     ),
     "bytes": (*("bytes", "size", "body_bytes_sent", "bytes_sent", "response_size", "DownstreamContentSize"),),
 }
-"""By common name, the names that logs use for it; the first one that a line has counts."""
+"""By common name, the names that logs use for it; a line's first match counts."""
 
 Value = Callable[[Row], object]
 """Returns a field of a line as the line has it."""

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 
-from headgate_server.replay.report import Report
-from headgate_server.replay.text import Section, keys_text, sections
+from headgate_server.replay.report import Report, Section, keys_text, sections
 from headgate_server.wording import hour, moment, number, percent, span
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -45,10 +45,9 @@ _SALT_BYTES = 32
 
 
 class DecisionRecorder(Hook):
-    """Appends what limiters are asked, and whether it was admitted, to a file.
+    """Hook that appends hits and holds, with their result, to a file.
 
-    A hold is recorded with the cost that it was taken at. What it was settled at, and units recorded after the fact, are
-    not recorded.
+    A hold is recorded with its first cost. Settling it, and units recorded after the fact, are not recorded.
 
     Args:
         file: Where to.

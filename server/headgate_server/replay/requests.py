@@ -323,7 +323,7 @@ def _units(text: str | None) -> int:
     if text is None:
         raise BadLine("no cost")
     if not (text.isascii() and text.isdigit() and len(text) < 17):
-        raise BadLine("a cost that is no whole number")
+        raise BadLine("a cost that is not a whole number")
     return min(int(text), MAX_UNITS)
 
 
@@ -333,7 +333,7 @@ def _route(log_format: LogFormat, selection: Selection) -> Getter | None:
     try:
         return compile_expression(DEFAULT_ROUTE, log_format.getter)
     except ReplayError:
-        return None  # lines of this format do not say what was asked for
+        return None  # lines of this format have no route
 
 
 def _optional(log_format: LogFormat, name: str) -> Getter | None:
@@ -359,9 +359,9 @@ def _recorded(log_format: LogFormat, selection: Selection, numbers: Iterator[int
         if type(at) is not int or not 0 <= at < 2**53:
             raise BadLine("a time that cannot be read")
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
-            raise BadLine("a cost that is no whole number")
+            raise BadLine("a cost that is not a whole number")
         if tier is not None and not isinstance(tier, str):
-            raise BadLine("a tier that is no text")
+            raise BadLine("a tier that is not text")
         was_refused = row.get("allowed") is False
         return LoggedRequest(at, next(numbers), key, caller_name(key), cost, tier, None, was_refused)
 

@@ -20,10 +20,10 @@ from headgate.quota import Quota
 from headgate.stores import MemoryStore, Request
 from headgate_server.describe import toml_key
 from headgate_server.replay.errors import ReplayError
-from headgate_server.replay.limiter import MAX_KEYS, ReplayClock
+from headgate_server.replay.report import table
 from headgate_server.replay.requests import LoggedRequest
+from headgate_server.replay.simulation import MAX_KEYS, ReplayClock
 from headgate_server.replay.tally import Histogram
-from headgate_server.replay.text import table
 from headgate_server.wording import moment, number, percent, span
 
 WINDOWS = (("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400))

@@ -6,14 +6,16 @@ Memory is bounded for keys and routes: of more keys than `MOST_KEYS`, the first 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headgate import Decision
 from headgate.clock import MICROSECONDS
 from headgate.observe import TopKeys
 from headgate.policy import in_words
-from headgate_server.replay.limiter import ReplayedLimiter
 from headgate_server.replay.requests import LoggedRequest
+
+if TYPE_CHECKING:
+    from headgate_server.replay.simulation import ReplayedLimiter
 
 MOST_KEYS = 100_000
 """Keys that are followed one by one."""
@@ -36,7 +38,7 @@ class Histogram:
 
     Attributes:
         total: How many values there are.
-        highest: The highest of them, exactly; 0 if there are none.
+        highest: The highest of them, exactly; 0 for an empty histogram.
         counts: How often each value occurred, rounded up.
     """
 
@@ -64,7 +66,7 @@ class Histogram:
         return 0
 
     def percentile(self, percent: float) -> int:
-        """Return the value that `percent` per cent of the values are not above; 0 if there are none."""
+        """Return the value that `percent` per cent of the values are not above; 0 if it is empty."""
         return self.smallest_with_at_most_above(int(self.total * (100 - percent) / 100))
 
 

@@ -241,4 +241,4 @@ def test_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_token_needs_a_plain_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["token", "two words"])
-    assert "a name has letters, digits, - and _" in capsys.readouterr().err
+    assert "use letters, digits, - and _" in capsys.readouterr().err

@@ -195,7 +195,7 @@ def test_costs_that_are_none_are_bad_lines(tmp_path: Path) -> None:
     assert [request.cost for request in read(log, cost="{bytes}", counts=counts)] == [3]
     assert {reason: bad.count for reason, bad in counts.bad.items()} == {
         "no cost": 1,
-        "a cost that is no whole number": 3,
+        "a cost that is not a whole number": 3,
     }
     with pytest.raises(ReplayError, match="--cost is a whole number"):
         read(log, cost="many")
@@ -249,8 +249,8 @@ def test_recorded_lines_say_who_asked_for_what(tmp_path: Path) -> None:
         "recorded for an operation that decides nothing": 1,
         "a time that cannot be read": 1,
         "a key that cannot be read": 2,
-        "a cost that is no whole number": 1,
-        "a tier that is no text": 1,
+        "a cost that is not a whole number": 1,
+        "a tier that is not text": 1,
     }
     with pytest.raises(ReplayError, match="leave out --key"):
         read(log, key="{client}")

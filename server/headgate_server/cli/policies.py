@@ -79,7 +79,11 @@ def add(commands: Commands) -> None:
         "--port", type=port, metavar="N", help="which port (default: [server] port of the file, or 8080)"
     )
     serve.add_argument(
-        "--workers", type=_at_least_one, default=1, metavar="N", help="how many processes (default: 1)"
+        "--workers",
+        type=from_to(1, 1_000, "processes"),
+        default=1,
+        metavar="N",
+        help="how many processes (default: 1)",
     )
 
     token = commands.add(
@@ -183,10 +187,3 @@ def _token_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         raise argparse.ArgumentTypeError(f"invalid name {text!r}; use letters, digits, - and _")
     return text
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"at least 1 is wanted, not {text}")
-    return number

@@ -164,7 +164,7 @@ def _panel(section: Section) -> Iterator[str]:
     title = escape(section.title)
     yield f'<section class="panel" id="{section.name}" tabindex="0" aria-label="{title}"><h2>{title}</h2>'
     if section.rows:
-        yield from _table(section.headings, section.rows)
+        yield from _table([heading.capitalize() for heading in section.headings], section.rows)
     else:
         yield f'<p class="lines">{escape(chr(10).join(section.lines))}</p>'
     yield "</section>"

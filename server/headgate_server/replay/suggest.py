@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate import CostTooHigh, Rule, sliding_window, token_bucket
 from headgate.clock import MICROSECONDS
@@ -158,49 +158,52 @@ def smallest(
     return high, best
 
 
-@dataclass(slots=True)
-class WindowLimit:
-    """The smallest limits of a window.
+class Proposal(NamedTuple):
+    """A token bucket whose rate is the smallest limit of a window.
 
     Attributes:
-        window: The index of the window.
-        limit: The smallest sliding window.
-        refused: How many requests it refuses.
-        burst: The smallest burst of a token bucket at that rate; `None` if none was searched.
-        bucket_refused: The refusals of that bucket, by caller.
+        most_in_an_hour: The most units that it admits of one caller in an hour.
+        rule: The rule, as a policy file has it.
+        refused: Its refusals, by caller.
     """
 
-    window: int
-    limit: int
-    refused: int
-    burst: int | None = None
-    bucket_refused: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def most_in_an_hour(self) -> float:
-        """The most that the token bucket admits of one caller in an hour."""
-        return (self.burst or self.limit) + self.limit * _HOUR / WINDOWS[self.window][1]
+    most_in_an_hour: float
+    rule: str
+    refused: Counter[str]
 
 
-def smallest_limits(found: Profile, share: float, progress: Progress) -> list[WindowLimit]:
-    """Return the smallest limits of every window that the log is long enough for."""
+def smallest_limits(
+    found: Profile, share: float, progress: Progress
+) -> tuple[list[dict[str, Any]], list[Proposal]]:
+    """Return the peaks and smallest limits of every window, and the proposals of those that the log is long enough for."""
     allowed = int(len(found.times) * share)
-    windows = [index for index, (_, seconds) in enumerate(WINDOWS) if found.fits(seconds)]
-    limits = []
-    for index in windows:
-        name, seconds = WINDOWS[index]
-        period = seconds * MICROSECONDS
+    windows, proposals = [], []
+    for index, (name, seconds) in enumerate(WINDOWS):
+        window = {"window": name, "covered": found.fits(seconds), "peaks": _peaks(found, index)}
+        window |= dict.fromkeys(("limit", "refused", "burst", "bucket_refused"))
+        windows.append(window)
+        if not found.fits(seconds):
+            continue
         progress(f"looking for limits per {name}")
+        period = seconds * MICROSECONDS
         enough = found.used[index].smallest_with_at_most_above(allowed)
         limit, refused = smallest(found, index, enough, _window_rule(period), allowed)
-        best = WindowLimit(index, limit, refused.total())
-        if name != "second" or len(windows) == 1:
-            # With a burst of the whole limit, a bucket admits all that the window does.
-            best.burst, best.bucket_refused = smallest(
-                found, index, limit, _bucket_rule(limit, period), allowed
-            )
-        limits.append(best)
-    return limits
+        window |= {"limit": limit, "refused": refused.total()}
+        if name == "second" and found.fits(WINDOWS[1][1]):
+            continue  # longer windows say more
+        # With a burst of the whole limit, a bucket admits all that the window does.
+        burst, refused = smallest(found, index, limit, _bucket_rule(limit, period), allowed)
+        window |= {"burst": burst, "bucket_refused": refused.total()}
+        most = burst + limit * _HOUR / seconds
+        proposals.append(Proposal(most, f"{limit}/{name} burst {burst}", refused))
+    return windows, proposals
+
+
+def _peaks(found: Profile, window: int) -> dict[str, int]:
+    peaks = Histogram()
+    for each in found.peaks.values():
+        peaks.add(each[window])
+    return {f"p{percent}": peaks.percentile(percent) for percent in (50, 90, 99)} | {"most": peaks.highest}
 
 
 def _window_rule(period: int) -> Callable[[int], Rule]:
@@ -233,11 +236,9 @@ def suggestion(
             f"the log covers {span(found.seconds)}, too little to propose anything: at least "
             f"{PERIODS_NEEDED} seconds are needed, and {PERIODS_NEEDED} hours to be of use"
         )
-    limits = smallest_limits(found, share, progress)
-    best = min(
-        (limit for limit in limits if limit.burst is not None), key=lambda limit: limit.most_in_an_hour
-    )
-    refused = best.bucket_refused.total()
+    windows, proposals = smallest_limits(found, share, progress)
+    best = min(proposals, key=lambda proposal: proposal.most_in_an_hour)
+    refused = best.refused.total()
     return {
         "headgate_suggestion": 1,
         "requests": len(found.times),
@@ -247,37 +248,13 @@ def suggestion(
         "whole_seconds": found.whole_seconds,
         "refuse_at_most": share,
         "limiter": name,
-        "rule": f"{best.limit}/{WINDOWS[best.window][0]} burst {best.burst}",
+        "rule": best.rule,
         "refused": refused,
         "refused_share": refused / len(found.times),
-        "refused_keys": len(best.bucket_refused),
-        "windows": _windows(found, limits),
+        "refused_keys": len(best.refused),
+        "windows": windows,
         "thin": _thin(found, share),
     }
-
-
-def _windows(found: Profile, limits: list[WindowLimit]) -> list[dict[str, Any]]:
-    by_window = {limit.window: limit for limit in limits}
-    rows = []
-    for index, (name, seconds) in enumerate(WINDOWS):
-        peaks = Histogram()
-        for key in found.peaks.values():
-            peaks.add(key[index])
-        limit = by_window.get(index)
-        rows.append(
-            {
-                "window": name,
-                "covered": found.fits(seconds),
-                "peaks": {f"p{p}": peaks.percentile(p) for p in (50, 90, 99)} | {"most": peaks.highest},
-                "limit": None if limit is None else limit.limit,
-                "refused": None if limit is None else limit.refused,
-                "burst": None if limit is None else limit.burst,
-                "bucket_refused": None
-                if limit is None or limit.burst is None
-                else limit.bucket_refused.total(),
-            }
-        )
-    return rows
 
 
 def _thin(found: Profile, share: float) -> list[str]:

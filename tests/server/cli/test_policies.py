@@ -174,7 +174,7 @@ def test_serve_starts_the_server_as_it_is_told(
 def test_serve_needs_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "--workers", "0"])
-    assert "argument --workers: at least 1 is wanted, not 0" in capsys.readouterr().err
+    assert "argument --workers: 1 to 1000 processes are wanted, not 0" in capsys.readouterr().err
 
 
 # token

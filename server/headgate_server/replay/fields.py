@@ -14,18 +14,8 @@ from headgate_server.replay.expressions import Getter, Row, first_of
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "time": (
-        *(
-            "StartUTC",
-            "StartLocal",
-            "time",
-            "timestamp",
-            "@timestamp",
-            "ts",
-            "msec",
-            "time_iso8601",
-            "time_local",
-        ),
-        *("start_time", "START_TIME", "datetime", "date"),
+        *("StartUTC", "StartLocal", "time", "timestamp", "@timestamp", "ts", "msec", "time_iso8601"),
+        *("time_local", "start_time", "START_TIME", "datetime", "date"),
     ),
     "client": (
         *("client", "remote_addr", "client_ip", "remote_ip", "clientip", "client_addr", "ip", "remote"),

@@ -103,6 +103,15 @@ def test_debug_shows_the_traceback_wherever_it_stands(arguments: list[str]) -> N
         main(arguments)
 
 
+def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headgate_server.cli.tour.tour", interrupt)
+    assert main(["tour"]) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_ctrl_c_ends_a_real_process_with_130_and_without_a_traceback() -> None:
     with subprocess.Popen(
         [*INTERRUPTIBLE, "bench", "--seconds", "60"],

@@ -129,6 +129,7 @@ def test_what_was_recorded_is_replayed_by_its_limiter(
         (["access.log", "--compare", "scoped.toml"], 2, "cannot be compared"),
         (["access.log", "--key", "{user}"], 1, "none of the 20 lines could be replayed; 20: no key"),
         (["empty.log"], 1, "it is empty"),
+        (["header.csv"], 1, "none of the 1 lines has a request"),
         (["empty.log", "--format", "json"], 1, "the log is empty"),
         (["access.log", "--format", "json"], 1, "none of the 20 lines could be replayed; 20: not JSON"),
         (["-", "-"], 2, "name - once"),
@@ -149,6 +150,7 @@ def test_what_is_wrong_is_one_clear_line(
         '[limiters.api]\nrules = [{ quota = "2/minute", scope = "user" }]\n', encoding="utf-8"
     )
     (here / "empty.log").touch()
+    (here / "header.csv").write_text("time,client\n", encoding="utf-8")
     assert main(["replay", *arguments]) == code
     err = capsys.readouterr().err
     assert problem in err

@@ -114,10 +114,6 @@ THIRD_PARTIES = {
     "headgate.http.client.requests": {"requests"},
     "headgate.observe.opentelemetry": {"opentelemetry"},
     "headgate.observe.prometheus": {"prometheus_client"},
-    "headgate_server.replay.sources": {
-        "compression",
-        "zstandard",
-    },  # the first is in the standard library from Python 3.14 on
     "headgate.testing": {"hypothesis", "pytest"},
     "headgate.testing.postgres_server": {"psycopg"},
     "headgate_server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},

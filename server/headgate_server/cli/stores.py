@@ -1,7 +1,7 @@
-"""`bench`: how many decisions a second stores make on this machine.
+"""`migrate` makes Headgate's tables in PostgreSQL; `bench` measures how many decisions a second stores make.
 
-Every store is asked by the same number of tasks at once, under a limiter name of its own and keys that are reset at the end;
-what others count there is not touched. Should a run be killed, its counts are gone after a minute by themselves.
+The benchmark asks every store by the same number of tasks at once, under a unique limiter name and with keys that are reset
+at the end; other counts are not touched. If a run is killed, its counts expire after a minute.
 """
 
 from __future__ import annotations
@@ -20,21 +20,30 @@ from typing import NamedTuple
 
 from headgate import HeadgateError, StoreError, sliding_window
 from headgate.observe import redact
-from headgate.stores import AsyncGate, Request, open_async_store
-from headgate_server.cli.common import Commands, from_to, read_policy
-from headgate_server.cli.terminal import progress
+from headgate.stores import AsyncGate, Request, check_url, open_async_store
+from headgate_server.cli.common import Commands, from_to, optional, read_policy
 
 LONGEST = 600.0
-"""Seconds that a store may be measured."""
+"""The most seconds for `--seconds`."""
 
-_RULE = "1000000000000/minute"  # refuses nothing; and what is left over expires soon
+_RULE = "1000000000000/minute"  # refuses nothing, and left-over counts expire soon
 _KEYS = 100
 _CALLS_IN_A_ROW = 1_000
-"""After so many, other tasks have their turn; a store in memory would never let them."""
+"""Calls until other tasks have their turn; a store in memory never waits."""
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
+    """Add the commands around stores."""
+    migrate = commands.add(
+        "migrate",
+        "make or update Headgate's tables in PostgreSQL",
+        _migrate,
+        about="Each migration is applied once, also if several processes do this at the same time. Services with older "
+        "code can keep running.",
+        examples=["headgate migrate postgresql://user@localhost/limits"],
+    )
+    migrate.add_argument("url", metavar="URL", help="the database, as postgresql://user@host/name")
+
     bench = commands.add(
         "bench",
         "measure how many decisions a second stores make here",
@@ -67,6 +76,13 @@ def add(commands: Commands) -> None:
     )
 
 
+def _migrate(options: argparse.Namespace) -> None:
+    check_url(options.url)
+    postgres = optional("headgate.stores.postgres", "PostgreSQL", "headgate[postgres]")
+    for line in postgres.migrate(options.url) or ["nothing to do"]:
+        print(line)
+
+
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds <= LONGEST:  # also false for NaN
@@ -75,36 +91,34 @@ def _seconds(text: str) -> float:
 
 
 class Measured(NamedTuple):
-    """What a store has done: decisions, in so many seconds, and how long each took in nanoseconds, shortest first."""
+    """Decisions of a store, the seconds they took together, and the nanoseconds of each, shortest first."""
 
     decisions: int
     seconds: float
     latencies: list[int]
 
     def percentile(self, percent: int) -> float:
-        """Return how many microseconds so many per cent of the decisions took at most."""
+        """Return the microseconds that `percent` per cent of the decisions took at most."""
         return self.latencies[(len(self.latencies) - 1) * percent // 100] / 1_000
 
 
 def _bench(options: argparse.Namespace) -> int:
     failed = False
-    print(f"{options.tasks} tasks at once, one rule, this machine only", file=sys.stderr)
+    print(
+        f"{options.tasks} tasks at once, one rule, {options.seconds:g} s for each store, this machine only",
+        file=sys.stderr,
+    )
     with _stores(options) as stores:
         width = max(len(name) for name, _ in stores)
         for name, url in stores:
             try:
-                measured = asyncio.run(_measured(name, url, options))
+                measured = asyncio.run(measure(url, options.seconds, options.tasks))
             except HeadgateError as error:
                 failed = True
                 print(f"{name:<{width}}  {redact(str(error))}")
             else:
                 print(f"{name:<{width}}  {_line(measured)}", flush=True)
     return 1 if failed else 0
-
-
-async def _measured(name: str, url: str, options: argparse.Namespace) -> Measured:
-    with progress(f"measuring {name} for {options.seconds:g} s"):
-        return await measure(url, options.seconds, options.tasks)
 
 
 def _line(measured: Measured) -> str:
@@ -129,18 +143,18 @@ def _stores(options: argparse.Namespace) -> Iterator[list[tuple[str, str]]]:
 
 
 async def measure(url: str, seconds: float, tasks: int) -> Measured:
-    """Ask a store for decisions for so many seconds, by so many tasks at once, and clean up.
+    """Ask a store for decisions by `tasks` tasks at once, for `seconds`, and clean up.
 
     Raises:
-        HeadgateError: It cannot be asked.
+        HeadgateError: The store failed.
     """
     name = f"headgate-bench-{secrets.token_hex(8)}"
     keys = [f"key-{number}" for number in range(min(tasks, _KEYS))]
     store = open_async_store(url)
     try:
-        # Not a limiter's: what it does about an outage would hide it.
+        # Not a limiter, which would hide an outage.
         gate = store.bind_async(name, (sliding_window(_RULE),))
-        await gate.ask(Request("peek", keys[0]))  # connects, and registers scripts, before time is taken
+        await gate.ask(Request("peek", keys[0]))  # connects and registers scripts before the measurement
         latencies: array[int] = array("Q")
         start = time.perf_counter_ns()
         end = start + round(seconds * 1e9)
@@ -153,7 +167,7 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
         finally:
             passed = time.perf_counter_ns() - start
             for key in keys:
-                with suppress(StoreError):  # then it expires by itself
+                with suppress(StoreError):  # then it expires
                     await gate.reset(key)
     finally:
         await store.aclose()
@@ -162,14 +176,13 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
 
 async def _ask(gate: AsyncGate, key: str, end: int, latencies: array[int]) -> None:
     now = time.perf_counter_ns
-    before = now()
-    while before < end:
+    while True:
+        before = now()
         for _ in range(_CALLS_IN_A_ROW):
             await gate.ask(Request("hit", key))
             after = now()
             latencies.append(after - before)
-            before = after
             if after >= end:
                 return
+            before = after
         await asyncio.sleep(0)
-        before = now()

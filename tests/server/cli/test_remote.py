@@ -121,7 +121,7 @@ def test_a_missing_token_is_told(server: Stub, capsys: pytest.CaptureFixture[str
     server.answers["/v1/limiters"] = (401, {"title": "Unauthorized"})
     assert main(["inspect", "alice", "--server", server.url]) == 1
     assert capsys.readouterr().err == (
-        f"headgate: {server.url} answered 401; give a token that it knows: "
+        f"headgate: {server.url} answered 401; give a valid token: "
         "the argument token, or HEADGATE_TOKEN for the command\n"
     )
 

@@ -125,7 +125,7 @@ class LimiterEncoder:
         return hold_request(held.hold, "settle", {"cost": final}), self._read_settled
 
     def _final(self, costs: tuple[int, ...]) -> Cost:
-        """Return the final cost of a hold, without its slots, which are released when it ends."""
+        """Return the final cost of a hold, without its places, which are released when it ends."""
         if len(set(costs)) == 1 and not self._units.has_places:
             return costs[0]
         every = zip(self._rules, costs, strict=True)

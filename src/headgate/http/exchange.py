@@ -2,7 +2,7 @@
 
 Several limits may be checked for one request, some of them deep inside the application. The first one creates the exchange
 and stores it in the scope (in WSGI, the environment), where the others find it. When the response starts, the exchange
-settles the holds that depend on its status, and adds the fields of all limits. Slots of `concurrent` rules are held until
+settles the holds that depend on its status, and adds the fields of all limits. Places of `concurrent` rules are held until
 the request ends; the code that created the exchange always ends it, also after an exception.
 """
 
@@ -60,7 +60,7 @@ class Exchange(Generic[AnyLimiter]):
     Attributes:
         asked: The result of each limit, in order.
         holds: Holds to settle when the status is known: the index in `asked`, the limit and the hold.
-        places: Holds on slots of `concurrent` rules, released when the request ends, each with its cost as known so far.
+        places: Holds on places of `concurrent` rules, released when the request ends, each with its cost as known so far.
         started: Whether the response has started.
     """
 
@@ -116,7 +116,7 @@ class Exchange(Generic[AnyLimiter]):
                 yield hold, cost
 
     def over(self) -> list[tuple[Any, Any]]:
-        """Return the holds on slots at the end of the request, with their final costs."""
+        """Return the holds on places at the end of the request, with their final costs."""
         places, self.places = self.places, {}
         return list(places.items())
 
@@ -174,7 +174,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         await _settle_all(self.final_costs(status))
 
     async def end(self) -> None:
-        """Release the slots when the request ends, even if the task is cancelled again during the release."""
+        """Release the places when the request ends, even if the task is cancelled again during the release."""
         if self.places:
             try:
                 loop = asyncio.get_running_loop()

@@ -121,7 +121,7 @@ class WSGIExchange(Exchange[Limiter]):
         _settle_all(self.final_costs(status))
 
     def end(self) -> None:
-        """Release the slots when the request ends."""
+        """Release the places when the request ends."""
         _settle_all(self.over())
 
 

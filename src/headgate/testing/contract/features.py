@@ -1,4 +1,4 @@
-"""Store features besides counting rates: units, moved holds, slots, calendars, quotas of single calls."""
+"""Store features besides counting rates: units, moved holds, places, calendars, quotas of single calls."""
 
 from __future__ import annotations
 
@@ -486,7 +486,7 @@ class FeatureTests(UnitTests, MoveTests, PlaceTests, CalendarTests, QuotaTests):
 
 
 class FeatureRaceTests(Contract):
-    """Threads that race for slots and to confirm."""
+    """Threads that race for places and to confirm."""
 
     def test_threads_that_confirm_while_others_hit_never_have_too_many(self) -> None:
         self.need("moves")

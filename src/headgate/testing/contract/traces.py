@@ -24,7 +24,7 @@ Operation = Literal["hit", "check", "hold", "settle", "release", "confirm", "ren
 
 Feature = Literal["units", "moves", "quotas", "concurrent", "calendar"]
 """Store features besides counting rates: a cost for each rule, holds that are confirmed or renewed, quotas of single calls,
-slots, calendar windows."""
+places, calendar windows."""
 
 ALL_FEATURES: frozenset[Feature] = frozenset(("units", "moves", "quotas", "concurrent", "calendar"))
 
@@ -170,7 +170,7 @@ def _rule_versions(
 
     first = rule()
     if kind == "concurrent":
-        period = draw(_PERIOD)  # a lease may change; held slots stay held
+        period = draw(_PERIOD)  # a lease may change; held places stay held
     return first, rule()
 
 

@@ -124,7 +124,7 @@ def _template(violated: tuple[str, ...], degraded: bool, ends: bool, as_text: bo
     if ends:
         detail += " Try again in %d s."
     elif not degraded:
-        detail += " No waiting will change that."
+        detail += " Waiting does not help."
     if as_text:
         return f"{detail}\n".encode()
     title = (

@@ -156,7 +156,7 @@ def failure(server: str, answer: Response) -> HeadgateError:
     if status == 403:
         return StoreMisconfigured(f"{said}; the token's permissions are set in the server's policy file")
     if status == 421 or 300 <= status < 400:
-        return StoreMisconfigured(f"{said}; pass the URL of the server itself")
+        return StoreMisconfigured(f"{said}; give the store the URL of the server itself")
     # Without a detail the answer is not from a Headgate server, but from a proxy or another server at that address.
     return ConfigError(said) if detail else StoreMisconfigured(f"{said}, not as a Headgate server does")
 

@@ -1,4 +1,4 @@
-"""How a client behaves: when it sends, how long it waits, what it sends again. No I/O: that is for httpx and requests."""
+"""Decide when a client sends a request, how long it waits, and which requests it retries. No I/O."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.http.keys import check_function
 from headgate.http.limit import AnyLimiter, rule_of
-from headgate.http.steps import Steps
+from headgate.http.sync_async import Steps
 from headgate.keys import PlainKey
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 REFUSALS = frozenset({429, 503})
 
 LONGEST_PAUSE = 86_400.0
-"""Seconds that a peer can ask for at most: what is more is a mistake."""
+"""The longest pause in seconds that a peer can request; longer values are treated as mistakes."""
 
 MOST_PAUSES = 10_000
-"""How many pauses are kept before those that are over are forgotten."""
+"""The number of pauses kept before expired ones are removed."""
 
 FIRST_BACKOFF = 0.5
-"""Seconds after a refusal that does not say how long; twice as many after the next one."""
+"""The pause in seconds after a refusal without a retry time; doubled after each further refusal."""
 
 _YEAR_2001 = 1_000_000_000
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|$)')  # also an open one: else each quote in it is tried anew
+# Also matches an unclosed string, to avoid quadratic backtracking.
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|$)')
 _LEGACY = ("ratelimit-", "x-ratelimit-", "x-rate-limit-")
 
 
-class MannersOptions(TypedDict, total=False):
-    """What `Manners` takes besides the limit."""
+class OutboundArguments(TypedDict, total=False):
+    """The arguments of `OutboundOptions` except the limit."""
 
     key: Callable[[Any], PlainKey] | None
     retries: int
@@ -49,20 +50,20 @@ class MannersOptions(TypedDict, total=False):
     clock: Clock | None
 
 
-class Manners(Generic[AnyLimiter]):
-    """What a client keeps to.
+class OutboundOptions(Generic[AnyLimiter]):
+    """Rate limit, retry and pause settings of an HTTP client, with the pauses that peers requested.
 
     Args:
         kind: `Limiter` or `AsyncLimiter`.
-        limit: The caller's own limit, which a request waits for before it is sent: a limiter, or a rule. `None` for none.
-        key: Whose limit, from a request; by default its host. What a peer asks for goes for the same key.
-        retries: How often a refused request is sent again at most.
-        methods: Which methods are sent again; by default the idempotent ones.
-        statuses: Which answers are refusals.
-        max_wait: Seconds that one request waits at most, all in all. If that is not enough, `RateLimited` is raised before
-            it is sent, and a refusal is returned after.
-        jitter: By which part, chosen at random, pauses are longer than was asked for, so that not all come back at once.
-        clock: Where time comes from; by default that of the limiter.
+        limit: The caller's own limit: a limiter, or a rule. Each request waits for it before it is sent. `None`: no limit.
+        key: A function from a request to its key; by default the request's host. Pauses requested by a peer apply per key.
+        retries: The maximum number of retries of a refused request.
+        methods: The methods that are retried; by default the idempotent ones.
+        statuses: The statuses that mean "refused".
+        max_wait: The maximum total seconds that one request waits. If a longer wait is needed before the request is sent,
+            `RateLimited` is raised; after a refusal, the refusal is returned.
+        jitter: The largest fraction by which pauses are randomly extended, so that clients do not return all at once.
+        clock: The clock to use; by default that of the limiter.
     """
 
     def __init__(
@@ -107,18 +108,18 @@ class Manners(Generic[AnyLimiter]):
         sleep: Callable[[float], Any],
         read: Callable[[Any], Any],
     ) -> Steps:
-        """Send a request when it may be sent, again if it is refused, and return the last answer.
+        """Send a request when the limits permit, retry it if it is refused, and return the last response.
 
         Args:
-            key: Whose limit.
+            key: The key to count by.
             method: The request's method.
-            can_repeat: Whether its body can be sent again.
-            send: Sends it; the answer has `status_code` and `headers`.
-            sleep: Lets seconds pass.
-            read: Reads an answer whole, so that its connection is free, and it can still be returned.
+            can_repeat: Whether the body can be sent again.
+            send: Sends the request; the response has `status_code` and `headers`.
+            sleep: Sleeps for the given seconds.
+            read: Reads the whole response, so that its connection is released and the response can still be returned.
 
         Raises:
-            RateLimited: It would have to wait for too long.
+            RateLimited: The required wait exceeds `max_wait`.
         """
         repeats = self._retries if can_repeat and method.upper() in self._methods else 0
         deadline = self.clock.now_us() + round(self._max_wait * MICROSECONDS)
@@ -143,7 +144,7 @@ class Manners(Generic[AnyLimiter]):
         raise AssertionError("the last attempt returns")
 
     def pause_us(self, key: PlainKey) -> int:
-        """Return for how many microseconds nothing is sent for a key, because the peer has asked for it."""
+        """Return the remaining microseconds of the pause that the peer requested for a key."""
         return max(0, self._pauses.get(key, 0) - self.clock.now_us())
 
     def _waited(self, key: PlainKey, deadline: int, sleep: Callable[[float], Any]) -> Steps:
@@ -153,8 +154,8 @@ class Manners(Generic[AnyLimiter]):
                 yield self.limiter.wait(key, timeout=self._left(deadline) / MICROSECONDS)
             if not self.pause_us(key):
                 return
-            # Another request was refused meanwhile. What was taken before the pause does not count for after it: else all
-            # that have waited would be sent at once.
+            # Another request was refused while this one waited. Take from the limiter again after the pause; otherwise all
+            # waiting requests would be sent at once.
 
     def _paused(self, key: PlainKey, deadline: int, sleep: Callable[[float], Any]) -> Steps:
         while pause := self.pause_us(key):
@@ -176,10 +177,10 @@ class Manners(Generic[AnyLimiter]):
 
 
 def asked_pause(headers: Mapping[str, str], now: float, is_refused: bool) -> float | None:
-    """Return for how many seconds the sender of these header fields wants no more requests; `None` if it does not say.
+    """Return the seconds for which header fields request a pause; `None` if they do not.
 
-    `Retry-After` of a refusal counts before all others. Otherwise nothing is left of a limit if `RateLimit` (drafts 7 and
-    11), `RateLimit-Remaining` or `X-RateLimit-Remaining` says 0, until the time that stands beside it.
+    `Retry-After` of a refusal takes precedence. Otherwise a limit is exhausted if `RateLimit` (drafts 7 and 11),
+    `RateLimit-Remaining` or `X-RateLimit-Remaining` is 0; the pause is the reset time given with it.
 
     Args:
         headers: Header fields; names in any case.
@@ -200,13 +201,13 @@ def _retry_after(value: str, now: float) -> float | None:
         return seconds
     try:
         date = parsedate_to_datetime(value)
-    except (ValueError, OverflowError):  # the second for numbers that no date has
+    except (ValueError, OverflowError):  # OverflowError: numbers outside the range of dates
         return None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now
 
 
 def _exhausted(headers: Mapping[str, str], now: float) -> Iterator[float]:
-    """Yield the seconds until each limit of which nothing is left begins anew."""
+    """Yield the seconds until the reset of each exhausted limit."""
     field = _QUOTED.sub("", headers.get("ratelimit", ""))
     for item in field.split(","):
         if re.search(r";\s*r=0\s*(;|$)", item) and (window := re.search(r";\s*t=(\d+)", item)):
@@ -220,7 +221,7 @@ def _exhausted(headers: Mapping[str, str], now: float) -> Iterator[float]:
         )
         if remaining == 0 and seconds is not None:
             if seconds >= _YEAR_2001 * 1000:
-                seconds /= 1000  # some write milliseconds
+                seconds /= 1000  # some servers send milliseconds
             yield seconds - now if seconds >= _YEAR_2001 else seconds
 
 

@@ -1,6 +1,6 @@
-"""Limits that are declared before it is known what they limit: decorators of views, dependencies of routes.
+"""Limits declared before their view or route is known: decorators of views, dependencies of routes.
 
-A limiter on a given store needs a name. One that is not given comes from the view or route, which is known later.
+A limiter on a shared store needs a name. If none is given, it is taken from the view or route, which is known only later.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Marked = TypeVar("Marked")
 Found = TypeVar("Found", bound="DeclaredLimit")
 
 MARK = "headgate_limits"
-"""Where a view, or a group of views, has its limits, in order; `None` among them is an exemption."""
+"""Attribute with the limits of a view or group of views, in order; `None` in the tuple marks an exemption."""
 
 
 class DeclaredLimit:
-    """Rules and options, from which the limit is made that requests ask.
+    """Rules and options from which the `RequestLimit` is created once its view is known.
 
     Args:
         rules: Rules, or text, or one limiter.
-        default: Whether a limit that is nearer to the route replaces it.
+        default: Whether a limit nearer to the route replaces this one.
         name: The limiter's name.
-        store: Where it counts.
-        clock: Where time comes from.
-        options: What `RequestLimit` takes besides.
+        store: The store that counts.
+        clock: The clock to use.
+        options: The other arguments of `RequestLimit`.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class DeclaredLimit:
 
     @property
     def lacks_name(self) -> bool:
-        """Whether the limiter cannot be made before it is named."""
+        """Whether the limiter cannot be created yet because it has no name."""
         return self._takes_name and self.name is None
 
     def named(self, name: str, kind: type) -> RequestLimit[Any]:
-        """Give the limiter this name if it needs one: it is on a given store. Return what asks it, as `limit_for`."""
+        """Name the limiter if it needs a name, and return its limit, see `limit_for`."""
         if self._takes_name and self.name not in (None, name):
             raise ConfigError(f"a limit of both {self.name} and {name}, on a given store, needs a name=")
         self.name = self.name or name
-        return self.limit_for(kind)  # says at once what is wrong with it
+        return self.limit_for(kind)  # reports configuration errors immediately
 
     def mark(self, limited: Any, view: Any) -> None:
-        """Note what a view has become under this limit."""
+        """Record that `limited` is `view` with this limit."""
         setattr(limited, MARK, (*getattr(view, MARK, ()), self))
         _without_limit[id(view)] = view
 
     def limit_for(self, kind: type) -> RequestLimit[Any]:
-        """Return what asks the limiter of this kind, `Limiter` or `AsyncLimiter`."""
+        """Return the limit for a limiter class, `Limiter` or `AsyncLimiter`; created on the first call."""
         found = self._limits.get(kind)
         if found is None:
             found = self._limits[kind] = self._made(kind)
@@ -89,7 +89,7 @@ class DeclaredLimit:
         if limiter is None:
             limiter = kind(*self._rules, name=self.name or "private", store=self._store, clock=self._clock)
         elif not isinstance(limiter, kind):
-            rule_of(limiter, kind)  # says of which type it should be
+            rule_of(limiter, kind)  # raises an error that names the expected type
         made = RequestLimit(limiter, **self._options)
         if made.awaits and kind is Limiter:
             raise ConfigError("coroutine functions are for limits of ASGI frameworks and async views")
@@ -97,25 +97,25 @@ class DeclaredLimit:
 
 
 _without_limit: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""What views were before they had a limit, by id: not all can be hashed. Those that are in place are taken out."""
+"""The undecorated views by id, since not all views are hashable. Views found in place are removed."""
 
 _views_of: weakref.WeakKeyDictionary[Any, Callable[[Any], Iterable[Any]]] = weakref.WeakKeyDictionary()
-"""Applications with limits, each with what returns its views."""
+"""Applications with limits, each with a function that returns its views."""
 
 
 def watch(app: Any, views_of: Callable[[Any], Iterable[Any]]) -> None:
-    """Look for limited views in an application, too, when the order of decorators is checked."""
+    """Include the views of an application when the order of decorators is checked."""
     _views_of[app] = views_of
 
 
 def check_order(views: Iterable[Any]) -> bool:
-    """Refuse views that a framework has as they were before their limit: its decorator was written in the wrong place.
+    """Raise `ConfigError` if a view was registered without its limit, because the decorators are in the wrong order.
 
-    A function that is still known by its name, or that some application has with a limit, was left without one on
-    purpose.
+    A function that is still the module's attribute of that name, or that some application registered with its limit, was
+    registered without a limit on purpose.
 
     Returns:
-        Whether there is nothing left to look for: every view that was given a limit is in place.
+        Whether every view with a limit is in place, so that nothing is left to check.
     """
     registered = list(views)
     known = [view for app, views_of in list(_views_of.items()) for view in list(views_of(app))]
@@ -125,28 +125,29 @@ def check_order(views: Iterable[Any]) -> bool:
     for view in registered:
         if _without_limit.get(id(view)) is not view:
             continue
-        name = getattr(view, "__name__", "")  # a partial has none
+        name = getattr(view, "__name__", "")  # a partial has no name
         if getattr(sys.modules.get(view.__module__), name, None) is not view:
             raise ConfigError(f"write @limit(…) below the decorator of the route, next to {name or view!r}")
     return not _without_limit
 
 
 def _wrapped_by(view: Any) -> Iterator[Any]:
-    # Not by getattr: some objects have every attribute that one asks for.
+    # Read __dict__ instead of getattr: some objects return a value for every attribute name.
     while (view := getattr(view, "__dict__", {}).get("__wrapped__")) is not None:
         yield view
 
 
 def exempt(view: Marked) -> Marked:
-    """Free a view, or a group of views, from the limits of what it is in."""
+    """Exempt a view, or a group of views, from the limits of its application and groups."""
     setattr(view, MARK, (None, *getattr(view, MARK, ())))
     return view
 
 
 def in_force(found: Iterable[Found | None]) -> list[Found]:
-    """Return the limits in force on a route, of those of its application, groups and its own, in this order.
+    """Return the limits in force on a route, given the limits of its application, its groups and itself, in this order.
 
-    They are those after the last exemption, which is written `None`, and of defaults the nearest, if there is no other.
+    `None` is an exemption and drops all limits before it. Of the default limits, only the last applies, and only if there
+    are no other limits.
     """
     limits: list[Found] = []
     for limit in found:
@@ -155,18 +156,18 @@ def in_force(found: Iterable[Found | None]) -> list[Found]:
 
 
 def limits_around(outer: Iterable[Found], view: Any, method: str | None) -> list[Found]:
-    """Return the limits of an application or group that are in force on a view, without those of the view itself."""
+    """Return the limits of an application or group that are in force on a view, without the view's own limits."""
     own = tuple(_limits_of(view, (method or "").lower()))
     return [one for one in in_force([*outer, *own]) if one not in own]
 
 
 def _limits_of(view: Any, method: str) -> Iterator[Any]:
-    """Yield the limits of a view; of a class-based view also those of its method and of its throttles."""
+    """Yield the limits of a view; for a class-based view also the limits of its method and of its throttles."""
     yield from getattr(view, MARK, ())
     kind = class_of(view)
     if kind is None:
         return
-    actions = getattr(view, "actions", None) or {}  # of a ViewSet, from HTTP methods to names
+    actions = getattr(view, "actions", None) or {}  # a ViewSet maps HTTP methods to method names
     names = (method, "get") if method == "head" else (method,)
     handlers = (getattr(kind, actions.get(name, name), None) for name in names)
     yield from getattr(next(filter(None, handlers), None), MARK, ())
@@ -176,5 +177,5 @@ def _limits_of(view: Any, method: str) -> Iterator[Any]:
 
 
 def class_of(view: Any) -> Any:
-    """Return the class of a class-based view, as Flask, Django or REST framework names it; `None` without one."""
+    """Return the class of a class-based view in Flask, Django or REST framework; `None` for other views."""
     return getattr(view, "view_class", None) or getattr(view, "cls", None)

@@ -1,7 +1,7 @@
-"""What is done for a request, written once for threads and tasks.
+"""Run the same generator in a thread or in a task, so that request handling is written once.
 
-A generator yields each step that may have to wait. In a thread the step is done when it is yielded, and is its own result.
-In a task it may be an awaitable, whose result or exception comes back into the generator.
+The generator yields each step that may have to wait. In a thread the yielded value is already the result. In a task it may
+be an awaitable, whose result or exception is sent back into the generator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Steps = Generator[Any, Any, Any]
 
 
 def run(steps: Steps) -> Any:
-    """Do all steps in this thread, and return what they return."""
+    """Run all steps in this thread, and return the generator's return value."""
     step = None
     try:
         while True:
@@ -25,7 +25,7 @@ def run(steps: Steps) -> Any:
 
 
 async def run_async(steps: Steps) -> Any:
-    """Await all steps, and return what they return."""
+    """Await all steps, and return the generator's return value."""
     resume, result = steps.send, None
     while True:
         try:
@@ -34,5 +34,5 @@ async def run_async(steps: Steps) -> Any:
             return end.value
         try:
             resume, result = steps.send, await step if inspect.isawaitable(step) else step
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the steps see to it
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # raised again inside the generator
             resume, result = steps.throw, error

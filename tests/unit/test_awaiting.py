@@ -56,7 +56,7 @@ def warned() -> Iterator[list[str]]:
 async def test_an_answer_that_is_not_awaited_has_no_truth_value(
     limiter: AsyncLimiter, ask: Ask, judge: Callable[[Any], object]
 ) -> None:
-    hint = r"still to be awaited: write `if await limiter\.hit\(key\):`"
+    hint = r"missing await: write `if await limiter\.hit\(key\):`"
     with warned() as messages, pytest.raises(TypeError, match=hint):
         judge(ask(limiter))
     assert messages == []

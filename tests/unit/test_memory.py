@@ -36,7 +36,7 @@ from headgate.quota import MAX_PERIOD_US, MAX_UNITS, Quota
 from headgate.rules import rules_from
 from headgate.stores.base import Gate, Operation, Receipts, new_rlock
 from headgate.stores.counters import OVERFLOW, MemoryGate
-from headgate.stores.meters import FixedMeter, SlidingMeter
+from headgate.stores.meters import FixedMeter
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
@@ -904,35 +904,6 @@ def test_an_interrupted_call_charges_all_rules_or_none(interruptions: Interrupti
         used = {result.limit - result.remaining for result in results}
         assert len(used) == 1
     assert used != {1}
-
-
-@pytest.mark.skipif(is_compiled(), reason="no signal handler runs in the middle of compiled code")
-@pytest.mark.parametrize("place", ["undo", "used", "receipt", "refund"])
-def test_a_call_that_is_interrupted_twice_charges_all_rules_or_none(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second time where it gives back what the first one has left charged."""
-    limiter = Limiter(sliding_log("5/hour"), fixed_window("5/hour"))
-    limiter.hit("ada")
-    interrupted: list[str] = []
-
-    def interrupt(owner: type, name: str, after: list[str]) -> None:
-        function = getattr(owner, name)
-
-        def interrupting(*args: Any) -> Any:
-            if interrupted == after:
-                interrupted.append(name)
-                raise Interrupted
-            return function(*args)
-
-        monkeypatch.setattr(owner, name, interrupting)
-
-    interrupt(FixedMeter, "charge", [])
-    interrupt(MemoryGate if place == "undo" else SlidingMeter, place, ["charge"])
-    with pytest.raises(Interrupted):
-        limiter.hit("ada")
-    assert interrupted == ["charge", place]
-    assert [result.remaining for result in limiter.check("ada", 0).results] == [4, 4]
 
 
 @pytest.mark.skipif(is_compiled(), reason="a test cannot replace a compiled method")

@@ -430,13 +430,9 @@ class MemoryGate:
     def charge(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
         """Charge every rule; return receipts if it is a hold and any rule was charged."""
         try:
-            # A separate function: the jump back of a loop inside `try` is not covered by the `try` on Python 3.13.
             return self.charge_each(slots, at, now, holds)
         except BaseException:  # a signal handler raised, or MemoryError
-            try:
-                self.undo(slots, at)
-            finally:  # again, in case another handler raised; `undo` is idempotent
-                self.undo(slots, at)
+            self.undo(slots, at)
             raise
 
     def charge_each(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:

@@ -1,4 +1,4 @@
-"""`hit` and `check` of both limiters, and the awaitable of `AsyncLimiter`. Compiled with `_asking.pxd`."""
+"""`hit` and `check` of both limiters, and the awaitable of `AsyncLimiter`. Compiled with `_hit.pxd`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T")
 NOT_AWAITED = "missing await: write `if await limiter.hit(key):`"
 
 
-def is_asked_by_asyncio() -> bool:
+def is_called_by_asyncio() -> bool:
     """Return whether asyncio evaluates the truth value; since Python 3.12 it does so in the `repr` of a task."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") == "headgate._asking":
+    while frame is not None and frame.f_globals.get("__name__") == "headgate._hit":
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == "asyncio.base_tasks"
 
 
-class Awaiting:
+class PendingCall:
     """A coroutine without a truth value.
 
     `if limiter.hit("alice"):` without `await` would be true for every caller, because a coroutine is. With this class it
@@ -56,26 +56,26 @@ class Awaiting:
         self._coroutine.close()
 
     def __bool__(self) -> bool:
-        if is_asked_by_asyncio():
+        if is_called_by_asyncio():
             return True
         self._coroutine.close()
         raise TypeError(NOT_AWAITED)
 
 
-Coroutine.register(Awaiting)
+Coroutine.register(PendingCall)
 
 
-def awaiting(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+def pending_call(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     """Return a coroutine without a truth value."""
-    return Awaiting(coroutine)
+    return PendingCall(coroutine)
 
 
-async def decided(gate: AsyncGate, request: Request) -> Decision:
+async def decide(gate: AsyncGate, request: Request) -> Decision:
     """Return the decision of a gate."""
     return (await gate.ask(request))[0]
 
 
-class Asking:
+class HitMethods:
     """The calls of a `Limiter` that only decide.
 
     Attributes:
@@ -124,7 +124,7 @@ class Asking:
         return self.gate.ask(new_request("peek", key, cost, tier, None if now is None else instant(now)))[0]
 
 
-class AsyncAsking:
+class AsyncHitMethods:
     """The calls of an `AsyncLimiter` that only decide.
 
     Attributes:
@@ -157,9 +157,9 @@ class AsyncAsking:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
         if type(cost) is not int or quota is not None:
-            return awaiting(self._ask("hit", key, cost, tier, quota, now))
+            return pending_call(self._ask("hit", key, cost, tier, quota, now))
         request = new_request("hit", key, cost, tier, None if now is None else instant(now))
-        return awaiting(decided(self.gate, request))
+        return pending_call(decide(self.gate, request))
 
     def check(
         self,
@@ -172,6 +172,6 @@ class AsyncAsking:
     ) -> Coroutine[Any, Any, Decision]:
         """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
-            return awaiting(self._ask("peek", key, cost, tier, quota, now))
+            return pending_call(self._ask("peek", key, cost, tier, quota, now))
         request = new_request("peek", key, cost, tier, None if now is None else instant(now))
-        return awaiting(decided(self.gate, request))
+        return pending_call(decide(self.gate, request))

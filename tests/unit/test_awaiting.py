@@ -141,7 +141,7 @@ async def test_a_task_of_an_answer_can_be_cancelled_and_shown(limiter: AsyncLimi
     limiter._clock.asleep = lambda seconds: asyncio.sleep(30)  # type: ignore[method-assign]
     task = asyncio.create_task(limiter.wait("ada"))
     await asyncio.sleep(0)
-    assert "Awaiting" in repr(task)
+    assert "PendingCall" in repr(task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -6,8 +6,8 @@ from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-from headgate._asking import Awaiting
 from headgate._concurrency import run_without_waiting
+from headgate._hit import PendingCall
 from headgate._holding import HoldBase, ObservedHoldBase
 from headgate.clock import instant
 from headgate.costs import Cost
@@ -142,7 +142,7 @@ class AsyncObservedHold(ObservedHoldBase, AsyncHold):
 
 
 # begin async only
-class AwaitingHold(Awaiting):
+class PendingHold(PendingCall):
     """A hold that is taken when it is awaited or entered."""
 
     __slots__ = ("_hold",)

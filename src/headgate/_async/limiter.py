@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from math import inf
 from typing import Any, ParamSpec, TypeVar
 
-from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
-from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
+from headgate._async.hold import AsyncHold, AsyncObservedHold, PendingHold
 from headgate._concurrency import AsyncEvent, check_coroutine_function, run_without_waiting
+from headgate._hit import AsyncHitMethods, pending_call
 from headgate._limiting import LimiterBase
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
+class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -140,13 +140,13 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
-    ) -> AwaitingHold:
+    ) -> PendingHold:
         """Take units that are not final yet: `async with limiter.hold(key) as hold`, or `hold = await …`.
 
         Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
         expire, and its places in a `concurrent` rule until their lease ends.
         """
-        return AwaitingHold(self._take(key, cost, tier, quota, now))
+        return PendingHold(self._take(key, cost, tier, quota, now))
 
     async def _ask(
         self,
@@ -189,7 +189,7 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
             RateLimited: The units would not be admitted within `timeout` seconds, or never. It is raised as soon as this is
                 known, not after the time-out.
         """
-        return awaiting(self._wait(key, cost, tier, quota, timeout))
+        return pending_call(self._wait(key, cost, tier, quota, timeout))
 
     async def _wait(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None

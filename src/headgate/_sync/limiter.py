@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import ParamSpec, TypeVar
 
-from headgate._asking import Asking
 from headgate._concurrency import Event, check_plain_function
+from headgate._hit import HitMethods
 from headgate._limiting import LimiterBase
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Limiter(Asking, LimiterBase[Store, Gate]):
+class Limiter(HitMethods, LimiterBase[Store, Gate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:

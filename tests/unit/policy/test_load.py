@@ -128,7 +128,11 @@ def test_an_override_of_a_scoped_key() -> None:
         ('[limiters.x]\nrules = ["5/m"]\ndeadline = inf', "3:12", "at most 3600"),
         ('[limiters.x]\nrules = ["5/m"]\ndeadline = nan', "3:12", "at most 3600"),
         ('[limiters.x]\nrules = ["5/m"]\ndefault_tier = "override:0"', "3:16", "'override:' are reserved"),
-        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { "override:0" = "6/m" } }]', "2:52", "are reserved"),
+        (
+            '[limiters.x]\nrules = [{ quota = "5/m", tiers = { "override:0" = "6/m" } }]',
+            "2:52",
+            "are reserved",
+        ),
         ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { "" = "6/m" } }]', "2:42", "text is wanted"),
         ('[limiters.x]\nrules = ["5/m"]\non_store_error = { local = 2 }', "3:18", "local = 0.25"),
         ('[limiters.x]\nrules = ["5/m"]\nstore = ""', "3:9", "text is wanted"),

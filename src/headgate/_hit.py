@@ -1,4 +1,4 @@
-"""`hit` and `check`, and the awaitable that `AsyncLimiter` returns. Compiled with the types in `_asking.pxd`."""
+"""`hit` and `check` of both limiters, and the awaitable of `AsyncLimiter`. Compiled with `_hit.pxd`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from headgate.stores.request import Request, new_request
 
 T = TypeVar("T")
 
-NOT_AWAITED = "this answer is still to be awaited: write `if await limiter.hit(key):`"
+NOT_AWAITED = "missing await: write `if await limiter.hit(key):`"
 
 
-def is_asked_by_asyncio() -> bool:
-    """Return whether asyncio asks for the truth value: since Python 3.12 it does so when it describes a task."""
+def is_called_by_asyncio() -> bool:
+    """Return whether asyncio evaluates the truth value; since Python 3.12 it does so in the `repr` of a task."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") == "headgate._asking":
+    while frame is not None and frame.f_globals.get("__name__") == "headgate._hit":
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == "asyncio.base_tasks"
 
 
-class Awaiting:
+class PendingCall:
     """A coroutine without a truth value.
 
     `if limiter.hit("alice"):` without `await` would be true for every caller, because a coroutine is. With this class it
-    raises `TypeError`. For `await`, `create_task`, `gather`, `wait_for` and task groups it is a coroutine like any other.
+    raises `TypeError`. It works with `await`, `create_task`, `gather`, `wait_for` and task groups.
     """
 
     __slots__ = ("_coroutine",)
@@ -56,36 +56,36 @@ class Awaiting:
         self._coroutine.close()
 
     def __bool__(self) -> bool:
-        if is_asked_by_asyncio():
+        if is_called_by_asyncio():
             return True
         self._coroutine.close()
         raise TypeError(NOT_AWAITED)
 
 
-Coroutine.register(Awaiting)
+Coroutine.register(PendingCall)
 
 
-def awaiting(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+def pending_call(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     """Return a coroutine without a truth value."""
-    return Awaiting(coroutine)
+    return PendingCall(coroutine)
 
 
-async def decided(gate: AsyncGate, request: Request) -> Decision:
+async def decide(gate: AsyncGate, request: Request) -> Decision:
     """Return the decision of a gate."""
     return (await gate.ask(request))[0]
 
 
-class Asking:
+class HitMethods:
     """The calls of a `Limiter` that only decide.
 
     Attributes:
-        gate: The limiter's rules bound to its store, for what keeps receipts itself, as the server does.
+        gate: The limiter's rules bound to its store, for code that stores receipts itself, like the server.
     """
 
     gate: Gate
 
     def _ask(self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any) -> Decision:
-        """As `hit` and `check`, with a cost by unit or a quota of the call's own; for the limiter to say."""
+        """Like `hit` and `check`, but accepts a cost per unit and a quota for this call."""
         raise NotImplementedError
 
     def hit(
@@ -97,12 +97,12 @@ class Asking:
         quota: QuotaValue | None = None,
         now: float | None = None,
     ) -> Decision:
-        """Ask for units, and take them if all rules admit.
+        """Take units if all rules admit them.
 
         A refusal takes nothing. A cost of 0 is admitted and writes nothing.
 
         Raises:
-            CostTooHigh: The cost is above what a rule could ever admit at once.
+            CostTooHigh: The cost exceeds the capacity of a rule.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
         if type(cost) is not int or quota is not None:
@@ -118,17 +118,17 @@ class Asking:
         quota: QuotaValue | None = None,
         now: float | None = None,
     ) -> Decision:
-        """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
+        """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
             return self._ask("peek", key, cost, tier, quota, now)
         return self.gate.ask(new_request("peek", key, cost, tier, None if now is None else instant(now)))[0]
 
 
-class AsyncAsking:
+class AsyncHitMethods:
     """The calls of an `AsyncLimiter` that only decide.
 
     Attributes:
-        gate: The limiter's rules bound to its store, for what keeps receipts itself, as the server does.
+        gate: The limiter's rules bound to its store, for code that stores receipts itself, like the server.
     """
 
     gate: AsyncGate
@@ -136,7 +136,7 @@ class AsyncAsking:
     async def _ask(
         self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any
     ) -> Decision:
-        """As `hit` and `check`, with a cost by unit or a quota of the call's own; for the limiter to say."""
+        """Like `hit` and `check`, but accepts a cost per unit and a quota for this call."""
         raise NotImplementedError
 
     def hit(
@@ -148,18 +148,18 @@ class AsyncAsking:
         quota: QuotaValue | None = None,
         now: float | None = None,
     ) -> Coroutine[Any, Any, Decision]:
-        """Ask for units, and take them if all rules admit: `await limiter.hit(key)`.
+        """Take units if all rules admit them: `await limiter.hit(key)`.
 
         A refusal takes nothing. A cost of 0 is admitted and writes nothing.
 
         Raises:
-            CostTooHigh: The cost is above what a rule could ever admit at once.
+            CostTooHigh: The cost exceeds the capacity of a rule.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
         if type(cost) is not int or quota is not None:
-            return awaiting(self._ask("hit", key, cost, tier, quota, now))
+            return pending_call(self._ask("hit", key, cost, tier, quota, now))
         request = new_request("hit", key, cost, tier, None if now is None else instant(now))
-        return awaiting(decided(self.gate, request))
+        return pending_call(decide(self.gate, request))
 
     def check(
         self,
@@ -170,8 +170,8 @@ class AsyncAsking:
         quota: QuotaValue | None = None,
         now: float | None = None,
     ) -> Coroutine[Any, Any, Decision]:
-        """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
+        """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
-            return awaiting(self._ask("peek", key, cost, tier, quota, now))
+            return pending_call(self._ask("peek", key, cost, tier, quota, now))
         request = new_request("peek", key, cost, tier, None if now is None else instant(now))
-        return awaiting(decided(self.gate, request))
+        return pending_call(decide(self.gate, request))

@@ -32,7 +32,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.codec import Keys
+from headgate.stores.redis.cluster_operations import tagged_keys
 from headgate.stores.remote.polling import Poller
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
@@ -68,7 +68,7 @@ async def async_store(cluster: Cluster) -> AsyncIterator[RedisStore]:
 
 
 def slots_of(name: str, rules: tuple[Rule, ...], who: Any, tag: Any = "key") -> list[int]:
-    return [int(key_slot(key)) for key in Keys(name, rules, "headgate", tag).of(who)]
+    return [int(key_slot(key)) for key in tagged_keys("headgate", name, rules, tag)(who)]
 
 
 def limiter_on(store: RedisStore, *rules: Any, name: str) -> Limiter:
@@ -228,7 +228,7 @@ def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(
 
 def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, *SCOPED, name=name)
-    last = Keys(name, SCOPED, "headgate", "key").of(WHO)[1]  # the token bucket is charged last
+    last = tagged_keys("headgate", name, SCOPED, "key")(WHO)[1]  # the token bucket is charged last
     cluster.clients[cluster.owner(key_slot(last))].lpush(last, "something else")
     with pytest.raises(StoreConflict):
         limiter.hit(WHO)

@@ -339,7 +339,7 @@ class TestSeveralProcesses:
 
     async def test_a_call_that_loses_every_race_gives_up(self, clock: FakeClock) -> None:
         limiter = limiter_on(RivalledKV(math.inf, clock), fixed_window("1000/hour"), clock)
-        with pytest.raises(StoreConflict, match="changed by others"):
+        with pytest.raises(StoreConflict, match="changed by other processes"):
             await limiter.hit("42")
 
 

@@ -33,7 +33,6 @@ from headgate import (
 )
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.cluster_operations import tagged_keys
-from headgate.stores.remote.polling import Poller
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.servers import find_free_port
@@ -183,32 +182,6 @@ async def test_a_cancelled_hold_over_several_slots_is_released(async_store: Redi
         if await left() == [3, 5, 7, 100]:
             break
     assert await left() == [3, 5, 7, 100]
-
-
-class Interruption(BaseException):
-    """What a signal handler raises."""
-
-
-@pytest.mark.parametrize(("scopes", "turn"), [(1, 1), (2, 1), (2, 2)])
-def test_a_hold_whose_thread_was_interrupted_is_released(
-    store: RedisStore, name: str, scopes: int, turn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a signal handler that raises while the thread waits for a node: for the first, or for the second."""
-    who = {"user": "alice", "team": "north"} if scopes == 2 else {"user": "alice"}
-    limiter = limiter_on(store, *(fixed_window("5/day", scope=scope) for scope in who), name=name)
-    limiter.check(who)
-    wait, turns = Poller.wait, iter(range(1, 100))
-
-    def interrupt(poller: Poller, seconds: float, *, for_writing: bool = False) -> bool:
-        if next(turns) == turn:
-            raise Interruption
-        return wait(poller, seconds, for_writing=for_writing)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Poller, "wait", interrupt)
-        with pytest.raises(Interruption):
-            limiter.hold(who, 2)
-    until(lambda: [result.remaining for result in limiter.check(who, 0).results] == [5] * scopes)
 
 
 def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(

@@ -7,17 +7,14 @@ sent again without charging twice; no other request is.
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import MovedError
 
-from headgate.errors import HeadgateError, StoreError, StoreUnavailable
+from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.redis.cluster_operations import Steps, slot_of
 from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import RedisEndpoint
@@ -25,8 +22,6 @@ from headgate.stores.redis.peer import AskingCall, Command, Redirected
 from headgate.stores.remote.batching import Abandoned
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
-
-logger = logging.getLogger("headgate")
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ThreadEngine | AsyncEngine)
@@ -151,7 +146,10 @@ class Nodes(Generic[E]):
 
 
 class ThreadCluster:
-    """An engine for threads whose requests are the steps of operations in a cluster."""
+    """An engine for threads whose requests are the steps of operations in a cluster.
+
+    If a signal handler raises, the remaining steps are dropped: units may stay charged, but none are freed.
+    """
 
     def __init__(self, nodes: Nodes[ThreadEngine]) -> None:
         self._nodes = nodes
@@ -159,48 +157,18 @@ class ThreadCluster:
     def call(
         self, steps: Steps[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
     ) -> T:
-        """Run the steps of an operation, and return its result.
-
-        If the thread is interrupted, an operation that must be sent or has an `abandoned` is completed after the reply to
-        its current request, which the next call to that node reads; then `abandoned` is called with its result.
-        """
-        return self._run(steps, None, due, must_send, abandoned)
-
-    def tell(self, steps: Steps[T], due: float) -> None:
-        """Like `call`, without a result."""
-        self.call(steps, due, must_send=True)
-
-    def _run(
-        self, steps: Steps[T], outcome: Any, due: float, must_send: bool, abandoned: Abandoned | None
-    ) -> T:
-        """Continue an operation after a step with this outcome, and return its result."""
-        is_completed = must_send or abandoned is not None
-        given_up = partial(self._complete_in_thread, steps, due, abandoned) if is_completed else None
+        """Run the steps of an operation, and return its result; `abandoned` is not called."""
+        outcome: Any = None
         try:
             while True:
                 step = _next(steps, outcome)
-                engine = self._nodes.at(step.endpoint)
                 try:
-                    outcome = engine.call(step.request, step.due(due), must_send, given_up)
+                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due(due), must_send)
                 except StoreError as error:
                     outcome = error
-                must_send = is_completed
         except StopIteration as stop:
             result: T = stop.value
             return result
-
-    def _complete_in_thread(self, *args: Any) -> None:
-        """Complete an operation whose thread was interrupted; the thread that read the reply must not wait for it."""
-        with suppress(RuntimeError):  # no thread can be started: the units count until they expire
-            threading.Thread(target=self._complete, args=args, daemon=True, name="headgate cluster").start()
-
-    def _complete(self, steps: Steps[T], due: float, abandoned: Abandoned | None, reply: Reply) -> None:
-        try:
-            result = self._run(steps, reply, due, True, abandoned)
-            if abandoned is not None:
-                abandoned(result)
-        except HeadgateError as error:
-            logger.warning("an interrupted operation could not be completed: %s", error)
 
 
 class TaskCluster:

@@ -1,4 +1,4 @@
-"""Bucket tables, as far as they need no database: what they refuse, how they write keys and names."""
+"""Bucket tables without a database: validation, and encoding of keys and names."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_times_between_cleanups_that_are_none_are_refused() -> None:
 
 
 def test_the_encoding_of_scopes_is_the_one_that_is_documented() -> None:
-    """It is part of the table's contents: another one would lose what was counted."""
+    """The encoding is part of the table's contents: a change would lose counts."""
     rules = (*SCOPED, sliding_window("1000/hour", scope="*"))
     key = {"user": "6b1f29cc-1a8b-4a53-9a40-0f0f6f2c1d11", "realm": "north"}
     texts = BucketTable(*rules, table="t", plain="user")

@@ -1,4 +1,4 @@
-"""What is sent to the database and what is made of its replies, without a database."""
+"""Encoding of requests and decoding of replies, without a database."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_what_is_asked_at_another_time_of_the_server_is_asked_again_around_it() 
         for part in ("keys", "operation", "at", "costs", "birth", "receipts", "plan")
     )
     assert bigints(array(again.shapes.packed[1])) == [5, 9, 7 * DAY, 8 * DAY, 9 * DAY]
-    # The next one goes by what the server has said.
+    # The next call uses the corrected time.
     following = operations.ask(Request("hit", "a"))[0]
     assert following.shapes.packed == again.shapes.packed
 

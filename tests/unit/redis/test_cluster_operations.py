@@ -85,7 +85,7 @@ def cluster(*rules: Rule, tag: Any = "key", clock: Any = None) -> ClusterOperati
 
 
 def operations(server: FakeServer) -> list[tuple[Operation, int]]:
-    """Return what the server was asked, and how many rules each request was about."""
+    """Return the operation and the number of rules of each request."""
     return [(Operation(request.body[0]), len(request.keys)) for request in server.requests]
 
 
@@ -166,7 +166,7 @@ def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
 
 def test_what_cannot_be_given_back_stays_counted() -> None:
     class DyingServer(FakeServer):
-        """Fails the bucket, and from then on whoever was charged first."""
+        """Fails for the bucket, and then also for the slot that was charged first."""
 
         def call(self, request: ScriptCall) -> Any:
             if request.keys == (BUCKET_KEY,):

@@ -1,4 +1,4 @@
-"""What is sent to the script and what is read out of its replies, without a server."""
+"""Encoding of calls of the script and decoding of its replies, without a server."""
 
 from __future__ import annotations
 

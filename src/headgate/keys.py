@@ -110,6 +110,22 @@ def storage_key(prefix: bytes, key: PlainKey) -> bytes:
     return prefix + kind + raw
 
 
+def storage_keys(
+    namespace: str, limiter: str, rules: Collection[Rule]
+) -> Callable[[Key | None], tuple[bytes, ...]]:
+    """Return a function from a call's key to the name of each rule's state in a store; it raises like `key_picker`."""
+    prefixes = [storage_prefix(namespace, limiter, rule) for rule in rules]
+    if not prefixes or any(rule.scope is not None for rule in rules):
+        pick = key_picker(rules)
+        return lambda key: tuple(map(storage_key, prefixes, pick(key)))
+
+    def plain(key: Key | None) -> tuple[bytes, ...]:
+        end = storage_key(b"", check_plain(key))  # once, because all rules count by the same key
+        return tuple([prefix + end for prefix in prefixes])
+
+    return plain
+
+
 def note_key(namespace: str, name: str) -> bytes:
     """Return the name of a note in a store; states have other names, because they have a length in this place."""
     return storage_key(_part(namespace.encode("utf-8", "surrogatepass")) + b"note:", name)

@@ -18,7 +18,7 @@ from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.errors import StoreConflict
-from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
+from headgate.keys import Key, note_key, storage_keys
 from headgate.rules import Rule
 from headgate.stores.base import (
     RECORDED,
@@ -182,8 +182,7 @@ class _SQLiteGate:
         self._store = store
         self._tiers = plain_tiers(rules, shared=True)
         self._names = tuple(rule.name for rule in rules)
-        self._keys = key_picker(rules)
-        self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
+        self._rows = storage_keys(store.namespace, limiter, rules)
         self._new_birth = Births()
 
     def ask(self, request: Request) -> Answer:
@@ -248,9 +247,6 @@ class _SQLiteGate:
     def reset(self, key: Key | None) -> None:
         rows = [(row,) for row in self._rows(key)]
         self._store.transact(lambda connection: connection.executemany(_DELETE, rows), write=True)
-
-    def _rows(self, key: Key | None) -> Sequence[bytes]:
-        return [storage_key(p, k) for p, k in zip(self._prefixes, self._keys(key), strict=True)]
 
 
 class _WorkerGate:

@@ -1,4 +1,4 @@
-"""What each operation asks of a cluster, slot by slot, against a server that only exists here."""
+"""Operations in a cluster, slot by slot, against a fake server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ from headgate import (
     token_bucket,
 )
 from headgate.costs import Costs
+from headgate.keys import storage_keys
 from headgate.quota import MAX_UNITS
-from headgate.stores.base import Answer, Receipts
-from headgate.stores.redis.codec import Keys, Operation, ScriptCall
-from headgate.stores.redis.flows import Flow, Flows, slot_of
+from headgate.stores.base import RECORDED, Answer, Receipts
+from headgate.stores.redis.cluster_operations import ClusterOperations, Steps, slot_of, tagged_keys
+from headgate.stores.redis.codec import Operation, Reply, ScriptCall
+from headgate.stores.redis.operations import RedisOperations
+from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.redis.script import FakeServer
@@ -42,26 +45,31 @@ RULES = (
     fixed_window("9/hour", scope="*", name="all"),
 )
 WHO = {"user": "alice", "team": "north", "place": "here"}
-BUCKET_KEY = Keys("limiter", RULES, "space", "key").of(WHO)[0]
+BUCKET_KEY = tagged_keys("space", "limiter", RULES, "key")(WHO)[0]
 
 
-def run(flow: Flow[T], server: FakeServer) -> T:
+def send(call: ScriptCall) -> Steps[Reply]:
+    return (yield call)
+
+
+def run(encoded: EncodedRequest[T], server: FakeServer) -> T:
+    steps = encoded[0]
     try:
-        request = next(flow)
+        request = next(steps)
         while True:
             try:
                 reply = server.call(request)
             except StoreError as error:
-                request = flow.throw(error)
+                request = steps.throw(error)
             else:
-                request = flow.send(reply)
+                request = steps.send(reply)
     except StopIteration as stop:
         result: T = stop.value
         return result
 
 
 def ask(
-    these: Flows,
+    these: ClusterOperations,
     operation: Literal["hit", "peek", "hold", "record", "renew"],
     key: Any,
     cost: Costs,
@@ -72,32 +80,31 @@ def ask(
     return run(these.ask(Request(operation, key, cost, None, now, None, replaces)), server)
 
 
-def flows(*rules: Rule, tag: Any = "key", clock: Any = None) -> Flows:
-    return Flows("limiter", rules or RULES, "space", tag, clock)
+def cluster(*rules: Rule, tag: Any = "key", clock: Any = None) -> ClusterOperations:
+    return ClusterOperations("limiter", rules or RULES, "space", tag, clock, send)
 
 
 def operations(server: FakeServer) -> list[tuple[Operation, int]]:
-    """Return what the server was asked, and how many rules each request was about."""
+    """Return the operation and the number of rules of each request."""
     return [(Operation(request.body[0]), len(request.keys)) for request in server.requests]
 
 
 def test_slots_differ_or_these_tests_test_nothing() -> None:
     server = FakeServer()
-    ask(flows(), "hit", WHO, 1, server)
+    ask(cluster(), "hit", WHO, 1, server)
     assert len({slot_of(request) for request in server.requests}) == 4
 
 
 @pytest.mark.parametrize(
-    ("these", "key", "in_cluster"),
+    ("these", "key"),
     [
-        (flows(tag=None), WHO, False),
-        (flows(tag="limiter"), WHO, True),
-        (flows(sliding_window("3/minute"), token_bucket("5/hour")), "alice", True),
+        (cluster(tag="limiter"), WHO),
+        (cluster(sliding_window("3/minute"), token_bucket("5/hour")), "alice"),
     ],
-    ids=["no cluster", "a limiter in one slot", "a key in one slot"],
+    ids=["a limiter in one slot", "a key in one slot"],
 )
-def test_one_slot_is_one_request(these: Flows, key: Any, in_cluster: bool) -> None:
-    server = FakeServer(in_cluster=in_cluster)
+def test_one_slot_is_one_request(these: ClusterOperations, key: Any) -> None:
+    server = FakeServer()
     ask(these, "hit", key, 1, server)
     ask(these, "peek", key, 1, server)
     _, receipts = ask(these, "hold", key, 1, server)
@@ -109,9 +116,30 @@ def test_one_slot_is_one_request(these: Flows, key: Any, in_cluster: bool) -> No
     assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
 
 
+def test_without_a_cluster_every_operation_is_one_call() -> None:
+    server = FakeServer(in_cluster=False)
+    these = RedisOperations(RULES, storage_keys("space", "limiter", RULES), None)
+
+    def call(encoded: EncodedRequest[T]) -> T:
+        return encoded[1](server.call(encoded[0]))
+
+    call(these.ask(Request("hit", WHO)))
+    call(these.ask(Request("peek", WHO)))
+    receipts = call(these.ask(Request("hold", WHO)))[1]
+    assert receipts is not None
+    assert call(these.ask(Request("record", WHO))) == RECORDED
+    call(these.refund(receipts, 1, None))
+    call(these.reset(WHO))
+    asked = [operation.name for operation, _ in operations(server)]
+    assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
+    assert these.refund(receipts, 0, None)[0] is None
+    request, decode = these.ask(Request("record", WHO, 0))
+    assert (request, decode(None)) == (None, RECORDED)
+
+
 def test_token_buckets_are_charged_last() -> None:
     server = FakeServer()
-    decision, receipts = ask(flows(), "hit", WHO, 1, server)
+    decision, receipts = ask(cluster(), "hit", WHO, 1, server)
     assert decision
     assert receipts is None
     assert operations(server) == [(Operation.HOLD, 1)] * 4
@@ -121,9 +149,9 @@ def test_token_buckets_are_charged_last() -> None:
 def test_a_refusal_gives_everything_back() -> None:
     server = FakeServer()
     for _ in range(3):
-        assert ask(flows(), "hit", WHO, 1, server)[0]
+        assert ask(cluster(), "hit", WHO, 1, server)[0]
     before = dict(server.states)
-    decision = ask(flows(), "hit", WHO, 1, server)[0]
+    decision = ask(cluster(), "hit", WHO, 1, server)[0]
     assert decision.denied_by == "user"
     assert server.states == before
 
@@ -132,13 +160,13 @@ def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
     server = FakeServer()
     server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
     with pytest.raises(StoreUnavailable):
-        ask(flows(), "hit", WHO, 1, server)
+        ask(cluster(), "hit", WHO, 1, server)
     assert server.states == {}
 
 
 def test_what_cannot_be_given_back_stays_counted() -> None:
     class DyingServer(FakeServer):
-        """Fails the bucket, and from then on whoever was charged first."""
+        """Fails for the bucket, and then also for the slot that was charged first."""
 
         def call(self, request: ScriptCall) -> Any:
             if request.keys == (BUCKET_KEY,):
@@ -147,25 +175,25 @@ def test_what_cannot_be_given_back_stays_counted() -> None:
 
     server = DyingServer()
     with pytest.raises(StoreUnavailable, match=str(slot_of(ScriptCall((BUCKET_KEY,), b"")))):
-        ask(flows(), "hit", WHO, 1, server)
+        ask(cluster(), "hit", WHO, 1, server)
     assert set(server.states) == set(server.requests[0].keys)
 
 
 def test_recording_beyond_what_can_be_counted_is_refused() -> None:
     server = FakeServer()
     with pytest.raises(CostTooHigh, match="team"):
-        ask(flows(), "record", WHO, MAX_UNITS, server)
+        ask(cluster(), "record", WHO, MAX_UNITS, server)
 
 
 def test_recording_nothing_asks_nothing() -> None:
     server = FakeServer()
-    ask(flows(), "record", WHO, 0, server)
+    ask(cluster(), "record", WHO, 0, server)
     assert server.requests == []
 
 
 def test_a_clock_of_the_stores_decides_if_no_time_is_given() -> None:
     clock, server = FakeClock(), FakeServer(now=0)
-    these = flows(sliding_log("1/minute"), clock=clock)
+    these = cluster(sliding_log("1/minute"), clock=clock)
     assert ask(these, "hit", "alice", 1, server)[0]
     clock.advance(59.999999)
     assert not ask(these, "hit", "alice", 1, server)[0]
@@ -182,12 +210,12 @@ PLACES = (
 )
 
 
-def left(these: Flows, key: Any, server: FakeServer) -> list[int]:
+def left(these: ClusterOperations, key: Any, server: FakeServer) -> list[int]:
     return [result.remaining for result in ask(these, "peek", key, 0, server)[0].results]
 
 
 def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusal() -> None:
-    server, these = FakeServer(), flows(*PLACES)
+    server, these = FakeServer(), cluster(*PLACES)
     _, receipts = ask(these, "hold", MEMBER, (1, 80, 3), server)
     assert left(these, MEMBER, server) == [1, 20, 47]
     before = dict(server.states)
@@ -199,7 +227,7 @@ def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusa
 
 
 def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
-    server, these = FakeServer(), flows(*PLACES)
+    server, these = FakeServer(), cluster(*PLACES)
     decision, receipts = ask(these, "hold", MEMBER, (0, 7, 0), server)
     assert decision.allowed
     assert receipts is not None
@@ -215,12 +243,12 @@ def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
 
 def test_nothing_to_give_back_asks_nothing() -> None:
     server = FakeServer()
-    run(flows(*PLACES).refund(((None, ()), (b"key", (1,) * 9), (None, ())), (1, 0, 1), None), server)
+    run(cluster(*PLACES).refund(((None, ()), (b"key", (1,) * 9), (None, ())), (1, 0, 1), None), server)
     assert server.requests == []
 
 
 def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
-    server, these = FakeServer(), flows(*PLACES)
+    server, these = FakeServer(), cluster(*PLACES)
     _, receipts = ask(these, "hold", MEMBER, 1, server)
     assert receipts is not None
     server.now += 59_999_999
@@ -234,7 +262,7 @@ def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
 
 
 def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
-    server, these = FakeServer(), flows(*PLACES)
+    server, these = FakeServer(), cluster(*PLACES)
     _, receipts = ask(these, "hold", MEMBER, 1, server)
     before = dict(server.states)
     with pytest.raises(ConfigError, match='hash_tag="limiter"'):
@@ -243,7 +271,7 @@ def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
 
 
 def test_a_limiter_in_one_slot_moves_all_of_a_hold() -> None:
-    server, these = FakeServer(), flows(*PLACES, tag="limiter")
+    server, these = FakeServer(), cluster(*PLACES, tag="limiter")
     _, receipts = ask(these, "hold", MEMBER, 1, server)
     server.requests.clear()
     decision, _ = ask(these, "hold", MEMBER, (0, 5, 1), server, replaces=receipts)
@@ -269,7 +297,7 @@ def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, s
     clock = FakeClock()
     server = FakeServer()
     memory = Limiter(*RULES, name="limiter", store=MemoryStore(clock=clock))
-    these = flows(clock=clock)
+    these = cluster(clock=clock)
     holds: list[Any] = []
     for operation, cost, user, pause in trace:
         clock.advance_us(pause)

@@ -1,4 +1,4 @@
-"""How the rules are described to the ports of the algorithms, in Lua and in SQL: the number of a kind, and four numbers."""
+"""Parameters of a rule for the ports of the algorithms in Lua and SQL: the number of its kind, and four numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from headgate.calendars import edges_around
 from headgate.clock import Clock, WallClock
 from headgate.quota import MAX_UNITS
 
-Shape = tuple[int, int, int, int, int]
+PortParameters = tuple[int, int, int, int, int]
 
 
-def shape_of(algorithm: Algorithm, now: int) -> tuple[Shape, int, int]:
-    """Return what is sent to a server about a rule, and since and until when that is right.
+def port_parameters(algorithm: Algorithm, now: int) -> tuple[PortParameters, int, int]:
+    """Return the parameters of a rule, and the start and end of the time in which they are valid.
 
-    Of a calendar it is where three windows begin that follow each other. Of the first two, one is that of `now`, and the
-    other is the nearer one of those beside it: the server's time may differ.
+    The parameters of a calendar are the starts of three consecutive windows. The first two windows are the one of `now`
+    and its nearer neighbour, because the server's time may differ.
     """
     match algorithm:
         case Calendar(_, limit, span, timezone):  # first, because it is asked for at every call
@@ -35,7 +35,7 @@ def shape_of(algorithm: Algorithm, now: int) -> tuple[Shape, int, int]:
 
 
 class ServerTime:
-    """What time it probably is at a server: that of a clock here, unless the server has said otherwise."""
+    """An estimate of the server's time: a local clock plus the last known difference."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = WallClock() if clock is None else clock
@@ -46,5 +46,5 @@ class ServerTime:
         return self._clock.now_us() + self._ahead
 
     def correct(self, now: int) -> None:
-        """Hear from the server, so that not every call has to leave twice."""
+        """Set the server's current time, so that later calls are not sent twice."""
         self._ahead = now - self._clock.now_us()

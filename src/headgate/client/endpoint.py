@@ -66,7 +66,7 @@ class ServerEndpoint:
         if token := token or token_in_url:
             # Checked here, because the error message of the HTTP library would contain the header.
             if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-                raise ConfigError(f"the token for {self.name} contains characters that a header cannot carry")
+                raise ConfigError(f"the token for {self.name} is not text that a header can carry")
             self._headers["Authorization"] = f"Bearer {token}"
 
     def transport(self) -> httpx.BaseTransport:

@@ -175,7 +175,7 @@ class Limit(DeclaredLimit):
         self._last_route: object = None
         self._applies: dict[int, tuple[object, bool]] = {}
         self.__signature__ = _signature(injected)
-        # FastAPI inspects this attribute to see that it must await; real calls use the class's method, which reports misuse.
+        # FastAPI inspects this attribute and awaits the result. A direct call uses the class's method, which reports misuse.
         self.__call__ = self.ask  # type: ignore[method-assign]
 
     @property

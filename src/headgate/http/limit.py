@@ -296,7 +296,7 @@ def _nanoseconds(clock: Clock) -> Callable[[], int]:
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:
-    """Return a function that tells whether a scope has one of these paths; `None` if there are no paths."""
+    """Return a function that tells whether a scope has one of these paths; `None` for an empty collection."""
     exempt = frozenset(check_list("exempt=", paths, str, "['/health'], or a function"))
     return (lambda scope: scope["path"] in exempt) if exempt else None
 

@@ -64,7 +64,7 @@ class HoldBase(Unpicklable):
 
     @property
     def final(self) -> Cost | None:
-        """The cost that stands; `None` while the hold is open."""
+        """The final cost; `None` while the hold is open."""
         return self._final
 
     @property

@@ -92,7 +92,7 @@ async def test_a_quota_of_a_call(server: Server) -> None:
     ("operation", "body", "complaint"),
     [
         ("hit", {"cost": {"tokens": 1}}, "is concurrent and counts only holds"),
-        ("hold", {"cost": {"requests": 1}}, "counts 'tokens', too"),
+        ("hold", {"cost": {"requests": 1}}, "also counts 'tokens'"),
         ("hold", {"cost": {"tokens": 1, "words": 1}}, "does not count 'words'"),
         ("record", {"cost": [1, 2]}, "2 costs for 3 rules"),
     ],

@@ -145,7 +145,7 @@ class Gate(Protocol):
         """
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        """Give back up to `cost` units of a hold, of every rule or of each, as far as they still count."""
+        """Give back up to `cost` units of a hold, as far as they still count; one number for all rules, or one per rule."""
 
     def reset(self, key: Key | None) -> None:
         """Delete the counts of a key."""
@@ -413,7 +413,7 @@ class HeldInForks:
 
         This thread may be inside a call that holds the lock, or a signal handler may have forked while it waits for it.
         """
-        if lock._is_owned():  # also used by `Condition`
+        if lock._is_owned():  # a private method, also used by `threading.Condition`
             release_down_to(lock, self._taken.get(threading.get_ident(), 0))
         else:
             lock = new_lock()

@@ -1,26 +1,15 @@
-"""`python -m benchmarks`: every subject, one after the other; each also runs alone, as `python -m benchmarks.redis`."""
+"""Run every benchmark, one after the other: `python -m benchmarks [--quick]`. One: `python -m benchmarks.redis`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-SUBJECTS = (
-    "core",
-    "http",
-    "views",
-    "redis",
-    "postgres",
-    "outage",
-    "petitions",
-    "server",
-    "replay",
-    "scale",
-)
+SUBJECTS = ("memory", "sqlite", "redis", "postgres", "server", "http", "petitions", "replay", "scale")
 
 
 def main() -> int:
-    """Run every subject in a process of its own, and return the exit code of the last that failed."""
+    """Run every subject in a new process, and return the exit code of the last that failed."""
     failed = 0
     for subject in SUBJECTS:
         print(f"\n=== {subject} ===", flush=True)

@@ -1,18 +1,17 @@
-"""The floor, the other limiters and Headgate, all behind one call: `hit(key)`.
+"""The floor, the other limiters and Headgate, all in memory and behind one call: `hit(key)`.
 
 Every peer is set up for memory as its own documentation says; the address is above each. Where a peer needs another
-object per key, it gets the plain dict of them that its users write. `functools.partial` binds fixed arguments, because
+object per key, it gets a plain dict of them, as its users write it. `functools.partial` binds fixed arguments, because
 a wrapper function would charge the peer for a call that its users do not make.
 
-A peer that cannot do a task raises `NotOfferedError`. Packages are imported when built: one that is missing shows
-up in the table and stops nothing else.
+`NotOfferedError` means that a peer cannot do a task. Packages are imported when built: a missing one
+shows up in the table and stops nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,27 +21,26 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple
 from unittest import mock
 
-from benchmarks.harness import NotOfferedError, time_calls, time_holds, time_tiered_calls
+from benchmarks.harness import HEADGATE, NotOfferedError
 
-HEADGATE = "Headgate"
 PLAIN = f"{HEADGATE}, plain"
-"""Not compiled; it has a process of its own, see `plain.py`."""
+"""Not compiled; it runs in a second process, see `plain.py`."""
 FLOOR = "floor"
 FLOOR_PERIOD = 3600.0
-"""The floor is a token bucket beside every rule; a short period of theirs would refill it during a sample."""
+"""The floor is a token bucket beside every rule; a short period would refill it during a sample."""
 TIER = "pro"
 EVERYONE = "*"
 """The scope of a rule with one counter for all."""
 
 
 class FakeTime:
-    """A clock for all contenders: Headgate takes it as its own, `patched` puts it under everybody else."""
+    """A clock for all contenders: Headgate takes it as its own, `patched` replaces the clocks that the others read."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def monotonic_ns(self) -> int:
-        """Return the time as Headgate asks for it."""
+        """Return the time as Headgate reads it."""
         return round(self.seconds * 1_000_000) * 1000
 
     @contextlib.contextmanager
@@ -77,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Task:
-    """What a contender is asked to do."""
+    """The work that a contender does."""
 
     rules: tuple[Rule, ...]
     call: Literal["hit", "check", "hold"] = "hit"
@@ -90,19 +88,9 @@ class Task:
     """Whether the calls that count will be refused, by the last rule."""
     clock: FakeTime | None = None
 
-    @property
-    def only_rule(self) -> Rule:
-        """The rule, for a contender that can do no more than hit a single one."""
-        if len(self.rules) > 1 or self.call != "hit":
-            raise NotOfferedError
-        return self.rules[0]
-
-
-Timer = Callable[[Callable[[Any], Any], Sequence[Any]], float]
-
 
 class Driver(NamedTuple):
-    """A contender at work."""
+    """A contender that is ready to be called."""
 
     hit: Callable[[Any], Any]
     close: Callable[[], object] = lambda: None
@@ -110,11 +98,9 @@ class Driver(NamedTuple):
     awaits: bool = False
     """Whether `hit` returns something to await."""
     fill: Callable[[Any], Any] | None = None
-    """What takes a unit, where `hit` does not."""
-    timer: Timer = time_calls
-    """What times calls, as users write them."""
+    """The call that takes a unit, where `hit` does not."""
     key: Callable[[str], Any] = str
-    """What `hit` takes, made of a plain key before the calls are timed."""
+    """Returns the argument of `hit` for a plain key, before the calls are timed."""
 
 
 class Answer(NamedTuple):
@@ -128,7 +114,7 @@ class Answer(NamedTuple):
 
 
 def decision_floor(task: Task) -> Driver:
-    """Build the least Python that decides one token bucket under a lock and says what a decision says."""
+    """Build the least Python that decides one token bucket under a lock and returns all fields of a decision."""
     limit, period = task.rules[-1].limit, FLOOR_PERIOD
     emission = period / limit
     full_at: dict[str, float] = {}
@@ -156,12 +142,9 @@ def headgate(task: Task) -> Driver:
     scopes = {rule.scope for rule in task.rules}
     key = partial(_scoped_key, scopes - {EVERYONE}) if scopes != {None} else str
     if task.tiered:
-        hit = partial(limiter.hit, tier=TIER)
-        return Driver(
-            hit, limiter.close, timer=lambda _, keys: time_tiered_calls(limiter.hit, keys, TIER), key=key
-        )
+        return Driver(partial(limiter.hit, tier=TIER), limiter.close, key=key)
     if task.call == "hold":
-        return Driver(limiter.hold, limiter.close, timer=time_holds, fill=limiter.hit)
+        return Driver(lambda key: limiter.hold(key).release() or True, limiter.close, fill=limiter.hit)
     return Driver(getattr(limiter, task.call), limiter.close, fill=limiter.hit, key=key)
 
 
@@ -228,28 +211,10 @@ def limits(task: Task) -> Driver:
         raise NotOfferedError
     storage = MemoryStorage()
     made = [getattr(strategies, _LIMITS[rule.kind])(storage) for rule in task.rules]
-    method = "test" if task.call == "check" else "hit"
-    hits = _limits_calls(task, [getattr(strategy, method) for strategy in made])
     if task.call == "hit":
-        return _in_turn(task, hits, bool)
-    return Driver(hits[0], fill=_limits_calls(task, [made[0].hit])[0])
-
-
-def limits_async(task: Task) -> Driver:
-    """Build limits for asyncio: https://limits.readthedocs.io/en/stable/async.html."""
-    from limits.aio import strategies
-    from limits.aio.storage import MemoryStorage
-
-    storage = MemoryStorage()
-    hits = _limits_calls(task, [getattr(strategies, _LIMITS[rule.kind])(storage).hit for rule in task.rules])
-    if len(hits) == 1:
-        return Driver(hits[0], awaits=True)
-    first, second = hits
-
-    async def hit(key: str) -> bool:
-        return bool(await first(key) and await second(key))
-
-    return Driver(hit, awaits=True)
+        return _in_turn(task, _limits_calls(task, [strategy.hit for strategy in made]), bool)
+    [test, hit] = (_limits_calls(task, [call])[0] for call in (made[0].test, made[0].hit))
+    return Driver(test, fill=hit)
 
 
 def _limits_calls(task: Task, calls: Sequence[Callable[..., Any]]) -> list[Callable[[str], Any]]:
@@ -271,35 +236,19 @@ def throttled(task: Task) -> Driver:
     """Build throttled-py."""
     import throttled as package
 
-    throttles = [_throttle(package, task, rule) for rule in task.rules]
-    if task.call == "hit":
-        return _in_turn(task, [throttle.limit for throttle in throttles], _not_limited)
-    if task.call == "check":  # what it returns says only what is left
-        return Driver(throttles[0].peek, allowed=lambda _: not task.refused, fill=throttles[0].limit)
-    raise NotOfferedError
-
-
-def throttled_async(task: Task) -> Driver:
-    """Build throttled-py for asyncio: https://throttled-py.readthedocs.io/en/latest/quickstart/quickstart.html."""
-    import throttled.asyncio as package
-
-    throttle = _throttle(package, task, task.only_rule)
-    return Driver(throttle.limit, allowed=_not_limited, awaits=True)
-
-
-def _throttle(package: Any, task: Task, rule: Rule) -> Any:
-    if rule.kind == "sliding_log":
+    if task.call == "hold" or task.rules[0].kind == "sliding_log":
         raise NotOfferedError
-    limit = (1 + task.tiered) * rule.limit
-    return package.Throttled(
-        using=rule.kind,
-        quota=package.per_duration(timedelta(seconds=rule.period), limit, limit),
-        store=package.MemoryStore(options={"MAX_SIZE": 3 * task.keys + 1024}),
-    )
-
-
-def _not_limited(result: Any) -> bool:
-    return not result.limited
+    throttles = [
+        package.Throttled(
+            using=rule.kind,
+            quota=package.per_duration(timedelta(seconds=rule.period), *[(1 + task.tiered) * rule.limit] * 2),
+            store=package.MemoryStore(options={"MAX_SIZE": 3 * task.keys + 1024}),
+        )
+        for rule in task.rules
+    ]
+    if task.call == "check":  # it only returns the units that are left
+        return Driver(throttles[0].peek, allowed=lambda _: not task.refused, fill=throttles[0].limit)
+    return _in_turn(task, [throttle.limit for throttle in throttles], lambda result: not result.limited)
 
 
 # https://pyratelimiter.readthedocs.io (README, "Algorithms"): StateBucket for a token bucket, InMemoryBucket for the
@@ -311,15 +260,6 @@ def pyrate(task: Task) -> Driver:
 
     limiter = Limiter(_pyrate_factory(task) if task.keys > 1 else _pyrate_bucket(task))
     return Driver(partial(limiter.try_acquire, blocking=False), limiter.close)
-
-
-def pyrate_async(task: Task) -> Driver:
-    """Build pyrate-limiter for asyncio (README, "asyncio & event loops")."""
-    from pyrate_limiter import BucketAsyncWrapper, Limiter, SingleBucketFactory
-
-    # Its leak task would outlive the sample; a run of seconds has nothing to leak.
-    factory = SingleBucketFactory(BucketAsyncWrapper(_pyrate_bucket(task)), schedule_leak=False)
-    return Driver(partial(Limiter(factory).try_acquire_async, blocking=False), awaits=True)
 
 
 def _pyrate_bucket(task: Task) -> Any:
@@ -360,53 +300,5 @@ def _pyrate_factory(task: Task) -> Any:
     return PerName()
 
 
-# https://aiolimiter.readthedocs.io: one AsyncLimiter per limit, `await acquire()`. It waits instead of refusing, so a
-# refusal is `has_capacity()`, which takes nothing.
-def aiolimiter(task: Task) -> Driver:
-    """Build aiolimiter: a leaky bucket that counts as a token bucket."""
-    from aiolimiter import AsyncLimiter
-
-    rule = task.only_rule
-    if rule.kind != "token_bucket" or task.tiered:
-        raise NotOfferedError
-    limiters = defaultdict[str, Any](partial(AsyncLimiter, rule.limit, rule.period))
-
-    def acquire(key: str) -> Any:
-        return limiters[key].acquire()
-
-    def has_capacity(key: str) -> Any:
-        return limiters[key].has_capacity()
-
-    if task.refused:
-        return Driver(has_capacity, fill=acquire)
-    return Driver(acquire, allowed=lambda nothing: nothing is None, awaits=True)
-
-
-# https://github.com/falconry/token-bucket (docstrings): Limiter(rate, capacity, MemoryStorage()), `consume(key)`.
-def token_bucket(task: Task) -> Driver:
-    """Build token-bucket: a bare bool, no lock."""
-    import token_bucket as package
-
-    rule = task.only_rule
-    if rule.kind != "token_bucket" or task.tiered:
-        raise NotOfferedError
-    limiter = package.Limiter(rule.limit / rule.period, rule.limit, package.MemoryStorage())
-    return Driver(limiter.consume)
-
-
 Build = Callable[[Task], Driver]
-PEERS: dict[str, Build] = {
-    "limits": limits,
-    "throttled-py": throttled,
-    "pyrate-limiter": pyrate,
-    "token-bucket": token_bucket,
-    "aiolimiter": aiolimiter,
-}
-ASYNC_PEERS: dict[str, Build] = {
-    "limits": limits_async,
-    "throttled-py": throttled_async,
-    "pyrate-limiter": pyrate_async,
-    "aiolimiter": aiolimiter,
-}
-FULL_PEERS = ("limits", "throttled-py", "pyrate-limiter")
-"""The peers with several kinds of rules."""
+PEERS: dict[str, Build] = {"limits": limits, "throttled-py": throttled, "pyrate-limiter": pyrate}

@@ -1,202 +1,51 @@
-"""`python -m benchmarks.http [--quick]`: what a limit adds to one request, in this process.
+"""The CPU time that a limit adds to one request, in this process: Starlette, FastAPI, Flask and Django.
 
-First each shape of our own limiters around the least ASGI application, and as a FastAPI dependency, with all header fields;
-then one limit beside its peers, on Starlette and on FastAPI.
+    python -m benchmarks.http [--quick]
 
-Every peer is set up for memory as its own documentation says; the address is above each. A request is a call of the ASGI
-application without a server or a client, so that nothing but the application and the limit is timed. Costs are those over
-the same application without a limit, as the median of the differences within each round; refused requests never reach the
-endpoint, so theirs can be less than nothing.
+Every peer is set up for memory as its own documentation says; the address is above each. A request is a call of the ASGI or
+WSGI application without a server or a client, so that nothing but the application and the limit is timed. Costs are those
+over the same application without a limit, as the median of the differences within each round. Ours write all header
+fields; of the others only slowapi and flask-limiter can write some, and do.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import statistics
+import io
+import logging
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from benchmarks.contenders import HEADGATE
 from benchmarks.harness import (
-    FULL,
-    QUICK,
-    Panel,
-    Progress,
-    Result,
+    HEADGATE,
     Runner,
     Scale,
     Section,
     Target,
+    announce,
     each,
     interleave,
+    main,
     notes,
     number,
     table,
-    target_table,
-    write_chart,
-    write_json,
 )
-
-STEPS = 4
 
 BARE = "no limit"
-STARLETTE_FLOOR = "floor: inlined, three fields"
-FASTAPI_FLOOR = "floor: empty dependency"
-ONE_RULE, TWO_RULES = "one rule", "two rules"
-PEERS = ("traffik", "slowapi", "throttled-py")
+FLOOR = "floor: empty dependency"
 PLENTY = 1_000_000_000
-
-SCOPE: dict[str, Any] = {
-    "type": "http",
-    "asgi": {"version": "3.0", "spec_version": "2.4"},
-    "http_version": "1.1",
-    "method": "GET",
-    "scheme": "http",
-    "path": "/",
-    "raw_path": b"/",
-    "query_string": b"",
-    "root_path": "",
-    "headers": [
-        (b"host", b"service"),
-        (b"accept", b"*/*"),
-        (b"user-agent", b"benchmark"),
-        (b"x-realm", b"north"),
-    ],
-    "client": ("192.0.2.1", 1234),
-    "server": ("service", 80),
-}
+TIMES_LESS = {"Starlette": 2.0, "FastAPI": 1.0, "Flask": 3.0, "Django": 3.0}
+"""How many times as much as ours the best peer must add, at least. In FastAPI most of both is its own dependencies."""
 
 Build = Callable[[int], Any]
-"""Returns an application that admits so many requests per hour."""
-
-
-# --- Shapes of our own limiters ---------------------------------------------------------------------------------------
-
-PAGE = [(b"content-type", b"text/plain"), (b"content-length", b"5")]
-
-
-async def page(scope: Any, receive: Any, send: Any) -> None:
-    """Answer as an ASGI application does that has nothing to do."""
-    await send({"type": "http.response.start", "status": 200, "headers": PAGE})
-    await send({"type": "http.response.body", "body": b"hello"})
-
-
-def shape(name: str) -> tuple[Any, dict[str, Any]]:
-    """Return a limiter of this shape, and what an edge is told besides."""
-    from headgate import AsyncLimiter, sliding_window, token_bucket
-    from headgate.http import by_address, by_header
-
-    hour, minute, day = (f"{PLENTY}/{period}" for period in ("hour", "minute", "day"))
-    scoped = [
-        sliding_window(quota, scope=scope) for quota, scope in ((hour, "user"), (minute, "realm"), (day, "*"))
-    ]
-    by_scope = {"user": by_address(), "realm": by_header("x-realm")}
-    tiered = sliding_window("5/hour", tiers={"pro": hour})
-    shapes: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-        ONE_RULE: lambda: (AsyncLimiter(hour), {}),
-        "one token bucket": lambda: (AsyncLimiter(token_bucket(hour)), {}),
-        TWO_RULES: lambda: (AsyncLimiter(hour, minute), {}),
-        "three rules, three scopes": lambda: (AsyncLimiter(*scoped), {"key": by_scope}),
-        "tier": lambda: (AsyncLimiter(tiered), {"tier": "pro"}),
-        "refused, one rule": lambda: (AsyncLimiter("1/hour"), {}),
-        "refused, two rules": lambda: (AsyncLimiter("1/hour", "1/minute"), {}),
-        "policy file": lambda: (of_policy(f'"{hour}"'), {}),
-        "policy file, shadow rule": lambda: (
-            of_policy(f'"{hour}", {{ quota = "{minute}", shadow = true }}'),
-            {},
-        ),
-    }
-    return shapes[name]()
-
-
-SHAPES = (
-    ONE_RULE,
-    "one token bucket",
-    TWO_RULES,
-    "three rules, three scopes",
-    "tier",
-    "refused, one rule",
-    "refused, two rules",
-    "policy file",
-    "policy file, shadow rule",
-)
-
-
-def of_policy(rules: str) -> Any:
-    """Return the limiter of a policy file with these rules; the policy lives as long as the process."""
-    from headgate.policy import AsyncLivePolicy
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "headgate.toml"
-        file.write_text(f"[limiters.api]\nrules = [{rules}]\n")
-        _POLICIES.append(AsyncLivePolicy.from_file(file))
-    return _POLICIES[-1]["api"]
-
-
-_POLICIES: list[Any] = []
-
-
-def asgi_shape(name: str) -> Any:
-    """Build the least ASGI application with a limit around it."""
-    from headgate.http.asgi import RateLimitMiddleware
-
-    limiter, arguments = shape(name)
-    return RateLimitMiddleware(page, limiter, **arguments)
-
-
-def fastapi_shape(name: str) -> Any:
-    """Build a FastAPI application with a limit as a dependency."""
-    from headgate.http.fastapi import install
-    from headgate.http.fastapi import limit as limit_to
-
-    limiter, arguments = shape(name)
-    app = fastapi(limit_to(limiter, **arguments))
-    install(app)
-    return app
-
-
-def measure_shapes(
-    bare: Any,
-    floor: tuple[str, Any],
-    build: Callable[[str], Any],
-    scale: Scale,
-    calls: int,
-    progress: Progress,
-) -> dict[str, Result]:
-    """Return what each shape adds to a request, over the application without a limit."""
-    with asyncio.Runner() as loop:
-        apps = {BARE: bare, floor[0]: floor[1], **{name: build(name) for name in SHAPES}}
-
-        def runner(app: Any) -> Runner:
-            loop.run(time_requests(app, 100))
-            return lambda: loop.run(time_requests(app, calls))
-
-        results = interleave({name: runner(app) for name, app in apps.items()}, scale.rounds, progress)
-    return {name: over(result, results[BARE]) for name, result in results.items() if name != BARE}
-
-
-def shape_section(title: str, found: dict[str, Result], floor: str, bounds: Mapping[str, float]) -> Section:
-    """Return the table of all shapes, and what was promised: so many times what the floor adds."""
-    times = {name: result.times(found[floor]) for name, result in found.items()}
-    rows = [[name, number(result.median, 1), number(times[name], 1)] for name, result in found.items()]
-    text = [
-        table(
-            f"{title}: what each shape of limiter adds to a request", ["shape", "µs", "times the floor"], rows
-        )
-    ]
-    pace = f"floor {number(found[floor].median, 1)} µs"
-    promised = [
-        Target(f"{title}: {name}, times the floor", bound, times[name], at_most=True, where=pace)
-        for name, bound in bounds.items()
-    ]
-    return Section(f"{title} shapes", [*text, *notes([found])], {"added": found}, promised, [])
+"""Returns an application that admits this many requests per hour; one without a limit ignores the number."""
+Ask = Callable[[Any, int, list[int]], float]
+"""Sends requests to an application, adds their statuses to a list, and returns CPU microseconds per request."""
 
 
 # --- Starlette --------------------------------------------------------------------------------------------------------
@@ -215,52 +64,11 @@ def starlette(**arguments: Any) -> Any:
     return Starlette(routes=[Route("/", home)], **arguments)
 
 
-def starlette_bare(limit: int) -> Any:
-    """Build the application without a limit."""
-    return starlette()
-
-
-def starlette_floor(limit: int) -> Any:
-    """Build the least Python that limits an application and writes three fields."""
-    return inlined(starlette(), limit)
-
-
-def inlined(app: Any, limit: int) -> Any:
-    """Return the application with the least Python around it that limits it and writes three fields."""
-    emission = 3600 / limit
-    full_at: dict[str, float] = {}
-
-    async def limited(scope: Any, receive: Any, send: Any) -> None:
-        now = time.monotonic()
-        at = max(full_at.get(scope["client"][0], now), now) + emission
-        left = int((3600 - at + now) // emission)
-        if left < 0:
-            await send({"type": "http.response.start", "status": 429, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        full_at[scope["client"][0]] = at
-
-        async def send_with_fields(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-ratelimit-limit", b"%d" % limit),
-                    (b"x-ratelimit-remaining", b"%d" % left),
-                    (b"x-ratelimit-reset", b"%d" % (at - now)),
-                ]
-            await send(message)
-
-        await app(scope, receive, send_with_fields)
-
-    return limited
-
-
-def starlette_headgate(limit: int, kind: str = "sliding_window") -> Any:
-    """Build ours, with all fields; text like "5/hour" means a sliding window."""
-    import headgate
+def starlette_headgate(limit: int) -> Any:
+    """Build ours, with all fields."""
     from headgate.http.asgi import RateLimitMiddleware
 
-    return RateLimitMiddleware(starlette(), getattr(headgate, kind)(f"{limit}/hour"))
+    return RateLimitMiddleware(starlette(), f"{limit}/hour")
 
 
 # https://pypi.org/project/traffik: a backend with its lifespan, ThrottleMiddleware, HTTPThrottle; no fields by default.
@@ -279,19 +87,17 @@ def starlette_traffik(limit: int) -> Any:
     return Initialised(app, backend)
 
 
-# https://slowapi.readthedocs.io: default_limits with the ASGI middleware; fields are off unless asked for.
-def starlette_slowapi(limit: int) -> Any:
-    """Build slowapi as a middleware, with its fields."""
-    from slowapi import Limiter
-    from slowapi.middleware import SlowAPIASGIMiddleware
-    from slowapi.util import get_remote_address
-    from starlette.middleware import Middleware
+class Initialised:
+    """An application whose backend is initialised by the first request, because no server runs its lifespan."""
 
-    app = starlette(middleware=[Middleware(SlowAPIASGIMiddleware)])
-    app.state.limiter = Limiter(
-        key_func=get_remote_address, default_limits=[f"{limit}/hour"], headers_enabled=True
-    )
-    return app
+    def __init__(self, app: Any, backend: Any) -> None:
+        self.app, self.backend, self.is_ready = app, backend, False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self.is_ready:
+            await self.backend.initialize()
+            self.is_ready = True
+        await self.app(scope, receive, send)
 
 
 # --- FastAPI ----------------------------------------------------------------------------------------------------------
@@ -310,11 +116,6 @@ def fastapi(dependency: Any = None) -> Any:
     return app
 
 
-def fastapi_bare(limit: int) -> Any:
-    """Build the application without a limit."""
-    return fastapi()
-
-
 def fastapi_floor(limit: int) -> Any:
     """Build the application with a dependency that does nothing."""
 
@@ -323,22 +124,14 @@ def fastapi_floor(limit: int) -> Any:
     return fastapi(nothing)
 
 
-def fastapi_headgate(limit: int, kind: str = "sliding_window") -> Any:
-    """Build ours, with all fields on every response; text like "5/hour" means a sliding window."""
-    import headgate
+def fastapi_headgate(limit: int) -> Any:
+    """Build ours, with all fields on every response."""
     from headgate.http.fastapi import install
     from headgate.http.fastapi import limit as limit_to
 
-    app = fastapi(limit_to(getattr(headgate, kind)(f"{limit}/hour")))
+    app = fastapi(limit_to(f"{limit}/hour"))
     install(app)
     return app
-
-
-def fastapi_middleware(limit: int) -> Any:
-    """Build ours around the whole application, where FastAPI has no dependency to solve."""
-    from headgate.http.asgi import RateLimitMiddleware
-
-    return RateLimitMiddleware(fastapi(), f"{limit}/hour")
 
 
 # https://pypi.org/project/traffik, "Quickstart": Depends(throttle).
@@ -394,181 +187,238 @@ def fastapi_slowapi(limit: int) -> Any:
     return app
 
 
-STARLETTE: dict[str, Build] = {
-    BARE: starlette_bare,
-    STARLETTE_FLOOR: starlette_floor,
-    HEADGATE: starlette_headgate,
-    f"{HEADGATE}, token bucket": partial(starlette_headgate, kind="token_bucket"),
-    "traffik": starlette_traffik,
-    "slowapi": starlette_slowapi,
+# --- Flask ------------------------------------------------------------------------------------------------------------
+
+
+def flask(install: Callable[[Any, Callable[[], str]], Callable[[], str]] = lambda app, view: view) -> Any:
+    """Build the application; a function may put a limit around its view."""
+    from flask import Flask
+
+    app = Flask("benchmark")
+
+    def home() -> str:
+        return "hello"
+
+    app.add_url_rule("/", view_func=install(app, home), endpoint="home")
+    return app
+
+
+def flask_headgate(limit: int) -> Any:
+    """Build ours, with all fields."""
+    from headgate.http.flask import install
+    from headgate.http.flask import limit as limit_to
+
+    def limited(app: Any, view: Any) -> Any:
+        install(app)
+        return limit_to(f"{limit}/hour")(view)
+
+    return flask(limited)
+
+
+# https://flask-limiter.readthedocs.io, "Quick start": a decorator; fields are off unless asked for.
+def flask_limiter(limit: int) -> Any:
+    """Build flask-limiter, with its fields."""
+    from flask_limiter import Limiter
+    from flask_limiter.util import get_remote_address
+
+    def limited(app: Any, view: Any) -> Any:
+        limiter = Limiter(get_remote_address, app=app, storage_uri="memory://", headers_enabled=True)
+        return limiter.limit(f"{limit}/hour")(view)
+
+    return flask(limited)
+
+
+# --- Django -----------------------------------------------------------------------------------------------------------
+
+
+def configure_django() -> None:
+    """Give Django the settings that all sites share; its cache is in memory by default."""
+    import django
+    from django.conf import settings
+
+    logging.getLogger("django").setLevel(logging.CRITICAL)  # refusals are expected
+    settings.configure(ALLOWED_HOSTS=["*"], LOGGING_CONFIG=None, MIDDLEWARE=[])
+    django.setup()
+
+
+def django_site(view: Any) -> Any:
+    """Build a site with one view."""
+    from django.conf import settings
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.urls import path
+
+    urls: Any = ModuleType("urls")
+    urls.urlpatterns = [path("", view)]
+    handler = WSGIHandler()
+
+    def application(environ: Any, start_response: Any) -> Any:
+        settings.ROOT_URLCONF = urls
+        return handler(environ, start_response)
+
+    return application
+
+
+def hello(request: Any) -> Any:
+    """Answer as a view does that has nothing to do."""
+    from django.http import HttpResponse
+
+    return HttpResponse("hello")
+
+
+def django_headgate(limit: int) -> Any:
+    """Build ours, with all fields."""
+    from headgate.http.django import limit as limit_to
+
+    return django_site(limit_to(f"{limit}/hour")(hello))
+
+
+# https://django-ratelimit.readthedocs.io, "Using Django Ratelimit": a decorator; a refusal is a 403, without fields.
+def django_ratelimit(limit: int) -> Any:
+    """Build django-ratelimit."""
+    from django_ratelimit.decorators import ratelimit
+
+    return django_site(ratelimit(key="ip", rate=f"{limit}/h", group=str(limit))(hello))
+
+
+ASGI: dict[str, dict[str, Build]] = {
+    "Starlette": {
+        BARE: lambda limit: starlette(),
+        HEADGATE: starlette_headgate,
+        "traffik": starlette_traffik,
+    },
+    "FastAPI": {
+        BARE: lambda limit: fastapi(),
+        FLOOR: fastapi_floor,
+        HEADGATE: fastapi_headgate,
+        "traffik": fastapi_traffik,
+        "throttled-py": fastapi_throttled,
+        "slowapi": fastapi_slowapi,
+    },
 }
-FASTAPI: dict[str, Build] = {
-    BARE: fastapi_bare,
-    FASTAPI_FLOOR: fastapi_floor,
-    HEADGATE: fastapi_headgate,
-    f"{HEADGATE}, token bucket": partial(fastapi_headgate, kind="token_bucket"),
-    f"{HEADGATE}, ASGI middleware": fastapi_middleware,
-    "traffik": fastapi_traffik,
-    "throttled-py": fastapi_throttled,
-    "slowapi": fastapi_slowapi,
+WSGI: dict[str, dict[str, Build]] = {
+    "Flask": {BARE: lambda limit: flask(), HEADGATE: flask_headgate, "flask-limiter": flask_limiter},
+    "Django": {
+        BARE: lambda limit: django_site(hello),
+        HEADGATE: django_headgate,
+        "django-ratelimit": django_ratelimit,
+    },
 }
-UNLIMITED = (BARE, FASTAPI_FLOOR)
-
-
-class Initialised:
-    """An application whose backend is made ready by the first request, for want of a server that runs its lifespan."""
-
-    def __init__(self, app: Any, backend: Any) -> None:
-        self.app, self.backend, self.is_ready = app, backend, False
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if not self.is_ready:
-            await self.backend.initialize()
-            self.is_ready = True
-        await self.app(scope, receive, send)
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
 
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "asgi": {"version": "3.0", "spec_version": "2.4"},
+    "http_version": "1.1",
+    "method": "GET",
+    "scheme": "http",
+    "path": "/",
+    "raw_path": b"/",
+    "query_string": b"",
+    "root_path": "",
+    "headers": [(b"host", b"service"), (b"accept", b"*/*"), (b"user-agent", b"benchmark")],
+    "client": ("192.0.2.1", 1234),
+    "server": ("service", 80),
+}
+ENVIRON: dict[str, Any] = {
+    "REQUEST_METHOD": "GET",
+    "SCRIPT_NAME": "",
+    "PATH_INFO": "/",
+    "QUERY_STRING": "",
+    "SERVER_NAME": "service",
+    "SERVER_PORT": "80",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+    "HTTP_HOST": "service",
+    "HTTP_ACCEPT": "*/*",
+    "REMOTE_ADDR": "192.0.2.1",
+    "wsgi.version": (1, 0),
+    "wsgi.url_scheme": "http",
+    "wsgi.errors": sys.stderr,
+    "wsgi.multithread": True,
+    "wsgi.multiprocess": False,
+    "wsgi.run_once": False,
+}
 
-async def _receive() -> Any:
-    return {"type": "http.request", "body": b"", "more_body": False}
 
+async def ask_asgi(app: Any, calls: int, statuses: list[int]) -> float:
+    """Send requests, add their statuses to a list, and return CPU microseconds per request."""
 
-async def status_of(app: Any) -> int:
-    """Return the status that a request gets."""
-    statuses = []
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":
             statuses.append(message["status"])
 
-    await app({**SCOPE, "state": {}}, _receive, send)
-    return int(statuses[0])
-
-
-async def time_requests(app: Any, calls: int) -> float:
-    """Return CPU microseconds per request."""
-
-    async def send(message: Any) -> None: ...
-
     scopes = [{**SCOPE, "state": {}} for _ in range(calls)]
     start = time.thread_time_ns()
     for scope in scopes:
-        await app(scope, _receive, send)
+        await app(scope, receive, send)
     return (time.thread_time_ns() - start) / calls / 1000
 
 
-def runners_of(
-    builds: Mapping[str, Build], loop: asyncio.Runner, calls: int, *, refused: bool
-) -> dict[str, Runner | Result]:
-    """Build every contender, see it admit or refuse, and return what times it."""
-    chosen = {name: build for name, build in builds.items() if not (refused and name in UNLIMITED)}
+def ask_wsgi(app: Any, calls: int, statuses: list[int]) -> float:
+    """Do the same with a WSGI application."""
 
-    def build_and_check(build: Build) -> Runner:
-        app = build(1 if refused else PLENTY)
-        seen = [loop.run(status_of(app)) for _ in range(3)]
-        if build not in (starlette_bare, fastapi_bare) and seen != [200, 429 if refused else 200, seen[1]]:
-            raise RuntimeError(f"answered {seen}")
-        return lambda: loop.run(time_requests(app, calls))
+    def start_response(status: str, headers: Any, *error: Any) -> Any:
+        statuses.append(int(status[:3]))
+        return lambda part: None
 
-    return each(chosen, build_and_check)
-
-
-def over(result: Result, base: Result) -> Result:
-    """Return what a contender costs over another one, per round."""
-    if result.trouble or not base.samples:
-        return result
-    return Result([mine - its for mine, its in zip(result.samples, base.samples, strict=True)])
+    requests = [{**ENVIRON, "wsgi.input": io.BytesIO()} for _ in range(calls)]
+    start = time.thread_time_ns()
+    for request in requests:
+        body = app(request, start_response)
+        b"".join(body)
+        if hasattr(body, "close"):
+            body.close()
+    return (time.thread_time_ns() - start) / calls / 1000
 
 
-def measure(
-    builds: Mapping[str, Build], scale: Scale, calls: int, progress: Progress
-) -> tuple[dict[str, Result], dict[str, Result]]:
-    """Return what each contender adds to a request that is admitted, and to one that is refused."""
+def measure(framework: str, builds: Mapping[str, Build], ask: Ask, calls: int, rounds: int) -> Section:
+    """Return what each contender adds to a request that is admitted."""
+    announce(f"a limit in {framework}")
+
+    def prepare(item: tuple[str, Build]) -> Runner:
+        name, build = item
+        strict: list[int] = []
+        ask(build(1), 2, strict)
+        if name not in (BARE, FLOOR) and strict not in ([200, 429], [200, 403]):
+            raise RuntimeError(f"answered {strict} where the second should be refused")
+        return partial(_sample, ask, build(PLENTY), calls)
+
+    results = interleave(each({name: (name, build) for name, build in builds.items()}, prepare), rounds)
+    added = {name: result.over(results[BARE]) for name, result in results.items()}
+    rows = [[name, number(result.median, 1)] for name, result in added.items() if name != BARE]
+    title = f"{framework}: CPU microseconds that a limit adds to a request"
+    peers = {name: found.median for name, found in added.items() if name not in (BARE, FLOOR, HEADGATE)}
+    best = min(peers, key=lambda name: peers[name])
+    times = peers[best] / added[HEADGATE].median
+    bound = TIMES_LESS[framework]
+    targets = [Target(f"{framework}: best peer ÷ {HEADGATE}", bound, times, at_most=False, where=best)]
+    return Section(
+        framework, [table(title, ["", "admitted"], rows), *notes(added)], {"admitted": added}, targets
+    )
+
+
+def _sample(ask: Ask, app: Any, calls: int) -> float:
+    statuses: list[int] = []
+    taken = ask(app, calls, statuses)
+    if set(statuses) != {200}:
+        raise RuntimeError(f"answered {set(statuses)}")
+    return taken
+
+
+def run(scale: Scale) -> Iterator[Section]:
+    """Measure each framework."""
     with asyncio.Runner() as loop:
-        admitted = runners_of(builds, loop, calls, refused=False)
-        refused = runners_of(builds, loop, calls, refused=True)
-        # In the same rounds, since one is compared with the other.
-        turns = {**admitted, **{f"{name}, refused": runner for name, runner in refused.items()}}
-        results = interleave(turns, scale.rounds, progress)
-    added = {name: over(result, results[BARE]) for name, result in results.items()}
-    return {name: added[name] for name in admitted}, {name: added[f"{name}, refused"] for name in refused}
-
-
-def section(name: str, admitted: dict[str, Result], refused: dict[str, Result], floor: str) -> Section:
-    """Return the table of one framework, and what was promised for it."""
-    rows = [
-        [contender, number(result.median, 1), number(refused.get(contender, Result()).median, 1)]
-        for contender, result in admitted.items()
-        if contender != BARE
-    ]
-    title = f"{name}: microseconds that a limit adds to a request"
-    text = [table(title, ["contender", "admitted", "refused"], rows), *notes([admitted, refused])]
-    bars = [
-        (contender, result.median, f"{number(result.median, 1)}")
-        for contender, result in admitted.items()
-        if contender != BARE
-    ]
-    data = {"admitted": admitted, "refused": refused}
-    return Section(name, text, data, targets(name, admitted, refused, floor), [Panel(title, "µs", bars)])
-
-
-def targets(name: str, admitted: dict[str, Result], refused: dict[str, Result], floor: str) -> list[Target]:
-    """Return what was promised, on a machine where the floors took 2 and 17 microseconds; see what they take here."""
-    ours = admitted[HEADGATE]
-    pace = f"floor {number(admitted[floor].median, 1)}"
-    saved = [less - more for less, more in zip(refused[HEADGATE].samples, ours.samples, strict=True)]
-    found = [Target(f"{name}: refused beyond admitted, µs", 0, statistics.median(saved), at_most=True)]
-    if floor == FASTAPI_FLOOR:
-        cost = over(ours, admitted[floor]).median
-        return [Target(f"{name}: beyond an empty dependency, µs", 12, cost, at_most=True, where=pace), *found]
-    peers = {peer: admitted[peer].median for peer in PEERS if peer in admitted and admitted[peer].samples}
-    best = min(peers, key=lambda peer: peers[peer], default="")
-    times = peers.get(best, float("nan")) / ours.median
-    return [
-        Target(f"{name}: beyond no limit, µs", 6, ours.median, at_most=True, where=pace),
-        # Not 3: the best peer writes no fields. Ours are a fifth of what we add; without them it would be 3 times less.
-        Target(f"{name}: times less than the best peer", 2, times, at_most=False, where=best),
-        *found,
-    ]
-
-
-def run(scale: Scale, progress: Progress) -> Iterator[Section]:
-    """Measure every shape of ours, then both frameworks with the peers."""
-    progress.begin("shapes around an ASGI application")
-    floor: tuple[str, Any] = STARLETTE_FLOOR, inlined(page, PLENTY)
-    found = measure_shapes(page, floor, asgi_shape, scale, scale.calls // 5, progress)
-    # 6 and 8 microseconds on a machine where the floor takes 2.
-    yield shape_section("ASGI", found, STARLETTE_FLOOR, {ONE_RULE: 3, TWO_RULES: 4, "policy file": 3})
-    progress.begin("shapes as a FastAPI dependency")
-    floor = FASTAPI_FLOOR, fastapi_floor(PLENTY)
-    found = measure_shapes(fastapi_bare(PLENTY), floor, fastapi_shape, scale, scale.calls // 10, progress)
-    yield shape_section("FastAPI", found, FASTAPI_FLOOR, {})
-    progress.begin("a limit on Starlette")
-    yield section("Starlette", *measure(STARLETTE, scale, scale.calls // 5, progress), STARLETTE_FLOOR)
-    progress.begin("a limit on FastAPI")
-    yield section("FastAPI", *measure(FASTAPI, scale, scale.calls // 10, progress), FASTAPI_FLOOR)
-
-
-def main() -> None:
-    """Print tables and targets; write JSON and a chart."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a rough look: fewer calls and rounds")
-    options = parser.parse_args()
-    progress = Progress(STEPS)
-    sections: list[Section] = []
-    for found in run(QUICK if options.quick else FULL, progress):
-        progress.end()
-        print(*found.tables, sep="\n", flush=True)
-        sections.append(found)
-    promised = [target for found in sections for target in found.targets]
-    print(target_table(promised, "Targets"))
-    written = write_json("http", {**{found.name: found.data for found in sections}, "targets": promised})
-    panels = [panel for found in sections for panel in found.panels]
-    chart = write_chart("http", "What a limit adds to a request (less is better)", panels, HEADGATE)
-    print(f"\n{written}\n{chart}", file=sys.stderr)
+        for name, builds in ASGI.items():
+            calls = scale.calls // 10
+            yield measure(name, builds, lambda *args: loop.run(ask_asgi(*args)), calls, 3 * scale.rounds)
+    configure_django()
+    for name, builds in WSGI.items():
+        yield measure(name, builds, ask_wsgi, scale.calls // 10, 3 * scale.rounds)
 
 
 if __name__ == "__main__":
-    main()
+    main("http", __doc__, run)

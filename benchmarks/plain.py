@@ -1,6 +1,7 @@
-"""A second process, in which Headgate is plain Python, so that one run shows it beside the compiled one.
+"""A second process in which Headgate is plain Python, so that one run compares it with the compiled one.
 
-Objects are made and asked there by name. They take turns with those of this process: the caller waits for every answer.
+Objects are made there, and their methods called, by name. They take turns with those of this process: the caller waits for
+every answer.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
-from benchmarks.contenders import Build, Driver, Task, headgate
-from benchmarks.harness import NotOfferedError
+from benchmarks.contenders import PLAIN, Build, Driver, Task, headgate
+from benchmarks.harness import HEADGATE, NotOfferedError
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ _made: dict[str, Here] = {}
 
 
 def run_there(function: Callable[..., T], *args: Any) -> T:
-    """Return what a function returns in the second process."""
+    """Call a function in the second process and return its result."""
     return _process().submit(function, *args).result()
 
 
@@ -39,19 +40,19 @@ class Here:
     """An object whose methods are called by name, so that it may be in either process."""
 
     def ask(self, method: str) -> Any:
-        """Return what a method without arguments returns."""
+        """Call a method without arguments and return its result."""
         return getattr(self, method)()
 
 
 class There(Here):
-    """An object in the second process; what is made under the same name later takes its place."""
+    """An object in the second process; another one with the same name replaces it."""
 
     def __init__(self, name: str, make: Callable[..., Here], *args: Any) -> None:
         self.name = name
         run_there(_make, name, make, *args)
 
     def ask(self, method: str) -> Any:
-        """Return what a method of it returns."""
+        """Call a method of the object in the second process and return its result."""
         return run_there(_ask, self.name, method)
 
 
@@ -65,30 +66,22 @@ def _ask(name: str, method: str) -> Any:
 
 def compiled(task: Task, build: Build = headgate) -> Driver:
     """Build Headgate, if it is compiled in this process."""
-    check_compiled()
+    check_build(compiled=True)
     return build(task)
 
 
 def plain(task: Task, build: Build = headgate) -> Driver:
     """Build Headgate, if it is plain Python in this process."""
-    check_plain()
+    check_build(compiled=False)
     return build(task)
 
 
-def check_compiled() -> None:
-    """Refuse plain Python."""
-    if not is_compiled():
-        raise NotOfferedError("not compiled")
-
-
-def check_plain() -> None:
-    """Refuse compiled modules."""
-    if is_compiled():
-        raise NotOfferedError("not plain: HEADGATE_PURE=1 chose the compiled modules")
-
-
-def is_compiled() -> bool:
-    """Return whether Headgate is compiled in this process."""
+def check_build(*, compiled: bool) -> None:
+    """Raise `NotOfferedError` if Headgate in this process is not the build that should be measured."""
     from headgate.stores import counters
 
-    return not str(counters.__file__).endswith(".py")
+    if str(counters.__file__).endswith(".py") is compiled:
+        raise NotOfferedError(f"not {'compiled' if compiled else 'plain'}")
+
+
+OURS: dict[str, Build] = {HEADGATE: compiled, PLAIN: plain}

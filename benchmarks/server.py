@@ -1,84 +1,73 @@
-"""`python -m benchmarks.server`: what a decision costs over HTTP, and which server and router carry it best.
+"""The cost of a decision over HTTP, by server and router.
 
-Every contender is a process of its own on a loopback port, asked by wrk (Debian: `apt-get install wrk`) over 32 connections.
-The measure is the CPU time of the server per request, all its processes and threads together: on a machine that the client
-shares with the server, requests per second say as much about the client. Both are in the table.
+    python -m benchmarks.server [--quick]
 
-    bare uvicorn         an application that reads the body and answers a constant
-    bare, …              a limiter behind the least that an application can be, by router and by server
-    headgate serve       the whole server: figures, metrics, access; with one rule, with two, on Redis, with two workers
+Every contender is a process on a loopback port, called by this process over 32 connections that are kept open, one request
+at a time on each. The measure is the CPU time of the server per decision, all its processes and threads together: on a
+machine that the client shares with the server, requests per second depend on the client as well. Both are in the table.
+
+    constant, uvicorn    an application that reads the body and answers a constant
+    bare, …              a limiter behind the smallest application that works, by router and by server
+    headgate serve       the whole server: figures, metrics, access; in memory and on Redis
     headgate, granian    the same application on granian
-    batches              decisions rather than requests, 100 in each
-    /healthz             how long it takes beside 500 busy connections
+    batches              decisions instead of requests, 100 in each
+    client               our Python client with 64 tasks, on `headgate serve`
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import contextlib
 import importlib.util
 import os
-import re
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+import uvloop
 
 from benchmarks.harness import (
-    FULL,
-    QUICK,
     NotOfferedError,
-    Panel,
-    Progress,
     Result,
-    Runner,
     Scale,
     Section,
     Target,
+    announce,
+    cpu_seconds,
+    each,
     interleave,
+    main,
     notes,
     number,
     table,
-    target_table,
-    worst_of,
-    write_chart,
-    write_json,
 )
 from headgate import AsyncLimiter
+from headgate.client import ServerStore
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import open_app
 from headgate_server.wire import HitAsk, decision_answer
 
-STEPS = 2
+ROOT = Path(__file__).resolve().parent.parent
 CONNECTIONS = 32
-BUSY_CONNECTIONS = 500
+CLIENT_TASKS = 64
 BATCH = 100
-POLICY = """
-[limiters.free]
-rules = ["1000000000/minute"]
-[limiters.two]
-rules = ["1000000000/minute", "1000000000/hour"]
-"""
-HIT = '{"key":"alice","cost":1}'
-CALLS = '{"calls":[%s]}' % ",".join(['{"operation":"hit","limiter":"free","key":"alice"}'] * BATCH)  # noqa: UP031
-
-FREE, TWO, BATCHES = "/v1/limiters/free/hit", "/v1/limiters/two/hit", "/v1/batch"
-BARE = "bare uvicorn"
+QUOTA = "1000000000/minute"
+POLICY = f'[limiters.free]\nrules = ["{QUOTA}"]\n'
+ONE = b'{"key":"alice","cost":1}'
+MANY = b'{"calls":[%s]}' % b",".join([b'{"operation":"hit","limiter":"free","key":"alice"}'] * BATCH)
 
 Application = Callable[..., Any]
 
 
-# --- What is served --------------------------------------------------------------------------------------------------
+# --- Applications ----------------------------------------------------------------------------------------------------
 
 
 def full() -> Application:
@@ -86,17 +75,21 @@ def full() -> Application:
     return open_app(os.environ["BENCHMARK_POLICY"])
 
 
-async def decided(limiter: AsyncLimiter, decoder: msgspec.json.Decoder[HitAsk], body: bytes) -> bytes:
-    """Return the answer to a body, with the types that our server uses."""
-    ask = decoder.decode(body)
-    assert isinstance(ask.key, str)
-    return msgspec.json.encode(decision_answer(await limiter.hit(ask.key, ask.cost, tier=ask.tier)))
+def constant() -> Application:
+    """Return an application that answers a constant."""
+
+    async def answer(body: bytes) -> bytes:
+        return b'{"allowed":true}'
+
+    return _application(answer)
 
 
 def bare() -> Application:
-    """Return the least that can be an application: one path, one limiter."""
-    limiter, decoder = AsyncLimiter("1000000000/minute"), msgspec.json.Decoder(HitAsk)
+    """Return the smallest application that decides: one path, one limiter."""
+    return _application(_decider())
 
+
+def _application(answer: Callable[[bytes], Any]) -> Application:
     async def application(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await receive()
@@ -104,30 +97,23 @@ def bare() -> Application:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
             return
-        answer = await decided(limiter, decoder, (await receive())["body"])
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        body = await answer((await receive())["body"])
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+        await send({"type": "http.response.body", "body": body})
 
     return application
 
 
-def constant() -> Application:
-    """Return an application that reads the body and answers a constant."""
+def _decider() -> Callable[[bytes], Any]:
+    limiter, decoder = AsyncLimiter(QUOTA), msgspec.json.Decoder(HitAsk)
 
-    async def application(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
-        await receive()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"16")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"allowed":true}'})
+    async def decide(body: bytes) -> bytes:
+        ask = decoder.decode(body)
+        assert isinstance(ask.key, str)
+        return msgspec.json.encode(decision_answer(await limiter.hit(ask.key, ask.cost, tier=ask.tier)))
 
-    return application
+    return decide
 
 
 def starlette() -> Application:
@@ -137,22 +123,21 @@ def starlette() -> Application:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    limiter, decoder = AsyncLimiter("1000000000/minute"), msgspec.json.Decoder(HitAsk)
+    decide = _decider()
 
     async def hit(request: Request) -> Response:
-        return Response(await decided(limiter, decoder, await request.body()), media_type="application/json")
+        return Response(await decide(await request.body()), media_type="application/json")
 
     return Starlette(routes=[Route("/v1/limiters/{name}/hit", hit, methods=["POST"])])
 
 
-# --- What serves it --------------------------------------------------------------------------------------------------
+# --- Servers ---------------------------------------------------------------------------------------------------------
 
 
 def our_own(port: int, factory: str) -> list[str]:
-    """Return the command of our own server; instead of a factory, the number of its workers."""
-    workers = factory or "1"
-    call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={}, workers={})"
-    return [sys.executable, "-c", call.format(port, workers)]
+    """Return the command of our server."""
+    call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={})"
+    return [sys.executable, "-c", call.format(port)]
 
 
 def on_uvicorn(port: int, factory: str) -> list[str]:
@@ -172,54 +157,42 @@ def on_granian(port: int, factory: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Contender:
-    """What is served, by what, and what is asked of it.
-
-    Attributes:
-        command: Makes the command.
-        factory: What it serves.
-        path: What is asked.
-        body: With which body.
-        decisions: In each request.
-        on_redis: Whether its limiters count in Redis.
-    """
+    """An application, the server that runs it, and how many decisions a request has."""
 
     command: Callable[[int, str], list[str]]
     factory: str = ""
-    path: str = FREE
-    body: str = HIT
-    decisions: int = 1
+    batch: int = 1
     on_redis: bool = False
 
+    def request(self) -> bytes:
+        """Return the bytes of one request."""
+        path, body = ("/v1/limiters/free/hit", ONE) if self.batch == 1 else ("/v1/batch", MANY)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
-ONE_RULE, TWO_RULES = "headgate serve, one rule", "headgate serve, two rules"
-ON_REDIS, TWO_WORKERS = "headgate serve, Redis", "headgate serve, Redis, two workers"
-IN_MEMORY_BATCHES, REDIS_BATCHES = f"batches of {BATCH}, memory", f"batches of {BATCH}, Redis"
+
+CONSTANT, SERVE = "constant, uvicorn", "headgate serve"
 CONTENDERS: dict[str, Contender] = {
-    BARE: Contender(on_uvicorn, "constant"),
-    "bare, own router, uvicorn": Contender(on_uvicorn, "bare"),
-    "bare, own router, granian": Contender(on_granian, "bare"),
+    CONSTANT: Contender(on_uvicorn, "constant"),
+    "bare, uvicorn": Contender(on_uvicorn, "bare"),
+    "bare, granian": Contender(on_granian, "bare"),
     "bare, Starlette, uvicorn": Contender(on_uvicorn, "starlette"),
     "bare, Starlette, granian": Contender(on_granian, "starlette"),
-    ONE_RULE: Contender(our_own),
-    TWO_RULES: Contender(our_own, path=TWO),
+    SERVE: Contender(our_own),
     "headgate, granian": Contender(on_granian, "full"),
-    ON_REDIS: Contender(our_own, on_redis=True),
-    TWO_WORKERS: Contender(our_own, "2", on_redis=True),
-    IN_MEMORY_BATCHES: Contender(our_own, path=BATCHES, body=CALLS, decisions=BATCH),
-    REDIS_BATCHES: Contender(our_own, path=BATCHES, body=CALLS, decisions=BATCH, on_redis=True),
+    f"{SERVE}, Redis": Contender(our_own, on_redis=True),
+    f"{SERVE}, batches of {BATCH}": Contender(our_own, batch=BATCH),
+    f"{SERVE}, batches of {BATCH}, Redis": Contender(our_own, batch=BATCH, on_redis=True),
 }
 
 
 @contextlib.contextmanager
-def running(
-    command: Callable[[int, str], list[str]], factory: str, policy: Path
-) -> Iterator[tuple[int, int]]:
+def running(contender: Contender, policy: Path) -> Iterator[tuple[int, int]]:
     """Run a server for the length of a block; give its process and its port."""
     port = find_free_port()
     environment = {**os.environ, "BENCHMARK_POLICY": str(policy)}
-    root = Path(__file__).resolve().parent.parent
     with subprocess.Popen(
-        command(port, factory), cwd=root, env=environment, stdout=subprocess.DEVNULL
+        contender.command(port, contender.factory), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
     ) as process:
         try:
             _wait_for(process, port)
@@ -238,211 +211,106 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     raise RuntimeError("the server did not start")
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its children so far."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
-    family = [stat for other, stat in parents.items() if other == pid or int(stat[1]) == pid]
-    return sum(int(stat[11]) + int(stat[12]) for stat in family) / os.sysconf("SC_CLK_TCK")
+# --- Clients ---------------------------------------------------------------------------------------------------------
 
 
-# --- Who asks --------------------------------------------------------------------------------------------------------
+class Connection(asyncio.Protocol):
+    """A connection that sends the next request as soon as the answer to the last one is complete."""
+
+    def __init__(self, request: bytes, left: Iterator[int], done: asyncio.Future[None]) -> None:
+        self.request, self.left, self.done = request, left, done
+        self.received = b""
+
+    def connection_made(self, transport: Any) -> None:
+        """Send the first request."""
+        self.transport = transport
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        """Send the next request if the answer is complete, until all are sent."""
+        self.received += data
+        head, found, body = self.received.partition(b"\r\n\r\n")
+        if not found or len(body) < int(head.lower().partition(b"content-length:")[2].split(None, 1)[0]):
+            return
+        if not head.startswith(b"HTTP/1.1 200"):
+            self.done.set_exception(RuntimeError(self.received.decode()))
+        elif next(self.left, None) is None:
+            self.done.set_result(None)
+        else:
+            self.received = b""
+            self.transport.write(self.request)
+            return
+        self.transport.close()
 
 
-class Load(NamedTuple):
-    """What wrk has seen: how many requests, how many a second, and the milliseconds of the median and the 99th."""
-
-    requests: int
-    rate: float
-    median: float
-    worst: float
-
-
-def command_of_wrk(
-    port: int, contender: Contender, seconds: int, connections: int, folder: Path
-) -> list[str]:
-    """Return how wrk asks a contender."""
-    if shutil.which("wrk") is None:
-        raise NotOfferedError("not installed: wrk")
-    script = folder / f"{contender.path.replace('/', '-')}.lua"
-    script.write_text(
-        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\nwrk.body = [[{contender.body}]]\n'
-    )
-    options = ["-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script)]
-    return ["wrk", *options, f"http://127.0.0.1:{port}{contender.path}"]
+async def ask(port: int, request: bytes, requests: int) -> None:
+    """Send requests over several connections, and wait for all answers."""
+    loop = asyncio.get_running_loop()
+    left = iter(range(requests - CONNECTIONS))
+    finished = [loop.create_future() for _ in range(CONNECTIONS)]
+    for done in finished:
+        await loop.create_connection(partial(Connection, request, left, done), "127.0.0.1", port)
+    await asyncio.gather(*finished)
 
 
-def load(command: list[str]) -> Load:
-    """Run wrk."""
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(said)
-    requests, rate = re.search(r"(\d+) requests in", said), re.search(r"Requests/sec:\s*([\d.]+)", said)
-    assert requests is not None
-    assert rate is not None
-    return Load(int(requests[1]), float(rate[1]), _milliseconds(said, "50%"), _milliseconds(said, "99%"))
+async def ask_with_client(port: int, decisions: int) -> None:
+    """Hit through our Python client from many tasks."""
+    async with ServerStore(f"http://127.0.0.1:{port}") as store:
+        limiter = await store.async_limiter("free")
 
+        async def work() -> None:
+            for _ in range(decisions // CLIENT_TASKS):
+                await limiter.hit("alice")
 
-def _milliseconds(said: str, share: str) -> float:
-    found = re.search(rf"{share}\s+([\d.]+)(us|ms|s)", said)
-    assert found is not None
-    return float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]]
+        await asyncio.gather(*(work() for _ in range(CLIENT_TASKS)))
 
 
 # --- Measuring -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Seen:
-    """What a contender's rounds looked like from outside."""
-
-    loads: list[Load] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-
-
-def sampler(pid: int, command: list[str], decisions: int, seen: Seen) -> Runner:
-    """Return what asks a server for one sample: CPU microseconds per decision."""
-
-    def sample() -> float:
-        before = cpu_seconds(pid)
-        asked = load(command)
-        seen.loads.append(asked)
-        seen.rates.append(asked.rate * decisions)
-        return (cpu_seconds(pid) - before) * 1e6 / (asked.requests * decisions)
-
-    return sample
-
-
-def run(scale: Scale, progress: Progress) -> Iterator[Section]:
+def run(scale: Scale) -> Iterator[Section]:
     """Measure all contenders in turns."""
-    seconds = 1 if scale is QUICK else 3
-    progress.begin("decisions over HTTP")
-    seen: dict[str, Seen] = {name: Seen() for name in CONTENDERS}
-    runners: dict[str, Runner | Result] = {}
+    announce("decisions over HTTP")
+    rates: dict[str, Result] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "memory.toml").write_text(POLICY)
-        redis = stack.enter_context(RedisServer())
-        (folder / "redis.toml").write_text(f'[store]\nurl = "{redis.url}"\n{POLICY}')
-        servers: dict[tuple[object, ...], tuple[int, int]] = {}
-        for name, each in CONTENDERS.items():
-            place = each.command, each.factory, each.on_redis
-            policy = folder / ("redis.toml" if each.on_redis else "memory.toml")
-            try:
-                if place not in servers:
-                    servers[place] = stack.enter_context(running(each.command, each.factory, policy))
-                pid, port = servers[place]
-                command = command_of_wrk(port, each, seconds, CONNECTIONS, folder)
-                runners[name] = sampler(pid, command, each.decisions, seen[name])
-            except NotOfferedError as error:
-                runners[name] = Result(trouble=str(error))
-        results = interleave(runners, scale.rounds, progress)
-        progress.begin("/healthz beside busy connections")
-        health = {
-            name: health_beside_load(servers[each.command, each.factory, False][1], each, seconds, folder)
-            for name, each in CONTENDERS.items()
-            if name in (BARE, ONE_RULE) and results[name].samples
-        }
-    yield section(results, seen, health)
+        memory, redis = folder / "memory.toml", folder / "redis.toml"
+        memory.write_text(POLICY)
+        redis.write_text(f'[store]\nurl = "{stack.enter_context(RedisServer()).url}"\n{POLICY}')
 
+        def sample(name: str, pid: int, decisions: int, work: Callable[[], Any]) -> float:
+            before, started = cpu_seconds(pid), time.perf_counter()
+            uvloop.run(work())
+            rates.setdefault(name, Result()).samples.append(decisions / (time.perf_counter() - started))
+            return (cpu_seconds(pid) - before) * 1e6 / decisions
 
-def health_beside_load(port: int, contender: Contender, seconds: int, folder: Path) -> list[float]:
-    """Return how many milliseconds `/healthz` took, asked again and again beside busy connections."""
-    command = command_of_wrk(port, contender, 3 * seconds, BUSY_CONNECTIONS, folder)
-    took: list[float] = []
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as busy:
-        while busy.poll() is None:
-            start = time.perf_counter()
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
-                answer.read()
-            took.append((time.perf_counter() - start) * 1000)
-    return sorted(took)
+        def start(item: tuple[str, Contender]) -> Callable[[], float]:
+            name, contender = item
+            pid, port = stack.enter_context(running(contender, redis if contender.on_redis else memory))
+            requests = max(CONNECTIONS, scale.calls // contender.batch)
+            work = partial(ask, port, contender.request(), requests)
+            return partial(sample, name, pid, requests * contender.batch, work)
 
-
-def section(
-    results: Mapping[str, Result], seen: Mapping[str, Seen], health: Mapping[str, list[float]]
-) -> Section:
-    """Return the table, the targets and the chart."""
-    headers = ["one decision over HTTP", "server CPU µs", "of bare", "a second", "median ms", "99th ms"]
+        runners = each({name: (name, contender) for name, contender in CONTENDERS.items()}, start)
+        pid, port = stack.enter_context(running(CONTENDERS[SERVE], memory))
+        runners["client"] = partial(
+            sample, "client", pid, scale.calls, partial(ask_with_client, port, scale.calls)
+        )
+        results = interleave(runners, scale.rounds)
     rows = [
-        [name, number(result.median, 1), number(_of_bare(results, name), 2), *_outside(seen[name])]
+        [
+            name,
+            number(result.median, 1),
+            number(result.times(results[CONSTANT]), 2),
+            rates[name].cell if name in rates else "-",
+        ]
         for name, result in results.items()
     ]
-    rows += [
-        [
-            f"{name}: /healthz beside {BUSY_CONNECTIONS}",
-            "-",
-            "-",
-            "-",
-            number(_share(took, 0.5), 1),
-            number(_share(took, 0.99), 1),
-        ]
-        for name, took in health.items()
-    ]
-    in_memory = {name: _of_bare(results, name) for name in (ONE_RULE, TWO_RULES)}
-    star = results["bare, Starlette, uvicorn"]
-    targets = [
-        worst_of("in memory, of a bare uvicorn application", 0.7, in_memory, at_most=False),
-        Target("on Redis, of the bare application", 0.6, _of_bare(results, ON_REDIS), at_most=False),
-        Target("on Redis, two workers, each of it", 0.5, _of_bare(results, TWO_WORKERS), at_most=False),
-        Target(
-            "decisions a second in batches, memory", 40_000, _rate(seen[IN_MEMORY_BATCHES]), at_most=False
-        ),
-        Target("decisions a second in batches, Redis", 25_000, _rate(seen[REDIS_BATCHES]), at_most=False),
-        Target("/healthz, 99th in ms", 100, _share(health.get(ONE_RULE, []), 0.99), at_most=True),
-        Target("beside a bare Starlette application", 1.2, results[ONE_RULE].times(star), at_most=True),
-    ]
-    bars = [(name, result.median, number(result.median, 1)) for name, result in results.items()]
-    return Section(
-        "server",
-        [table("Server", headers, rows), *notes([results])],
-        {name: {"cpu_us": result.samples, "rates": seen[name].rates} for name, result in results.items()},
-        targets,
-        [Panel("Server CPU time per decision over HTTP", "µs", bars)],
-    )
-
-
-def _of_bare(results: Mapping[str, Result], name: str) -> float:
-    """Return what share of the bare application's requests it could answer in the same CPU time."""
-    return results[BARE].times(results[name])
-
-
-def _share(sorted_times: list[float], share: float) -> float:
-    return sorted_times[int(len(sorted_times) * share)] if sorted_times else float("nan")
-
-
-def _rate(seen: Seen) -> float:
-    return median(seen.rates) if seen.rates else float("nan")
-
-
-def _outside(seen: Seen) -> list[str]:
-    if not seen.loads:
-        return ["-", "-", "-"]
-    times = (median(load.median for load in seen.loads), median(load.worst for load in seen.loads))
-    return [number(_rate(seen)), *(number(each, 2) for each in times)]
-
-
-def main() -> None:
-    """Print the table and targets; write JSON and a chart."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a rough look: fewer calls and rounds")
-    options = parser.parse_args()
-    progress = Progress(STEPS)
-    sections = list(run(QUICK if options.quick else FULL, progress))
-    progress.end()
-    for found in sections:
-        print(*found.tables, sep="\n", flush=True)
-    promised = [target for found in sections for target in found.targets]
-    print(target_table(promised, "Targets"))
-    written = write_json("server", {**{found.name: found.data for found in sections}, "targets": promised})
-    panels = [panel for found in sections for panel in found.panels]
-    chart = write_chart("server", "A decision over HTTP (less is better)", panels, ONE_RULE)
-    print(f"\n{written}\n{chart}", file=sys.stderr)
+    headers = ["", "server CPU µs", f"÷ {CONSTANT}", "decisions a second"]
+    target = Target(f"{SERVE} ÷ {CONSTANT}, CPU", 1.4, results[SERVE].times(results[CONSTANT]), at_most=True)
+    tables = [table("One decision over HTTP", headers, rows), *notes(results)]
+    yield Section("server", tables, {"CPU microseconds": results, "rates": rates}, [target])
 
 
 if __name__ == "__main__":
-    main()
+    main("server", __doc__, run)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
-HEADER = "# Made by `make constraints`; do not edit. One set for all extras, so that they install together.\n"
+HEADER = (
+    "# Made by `python3 tools/pin.py`; do not edit. One set for all extras, so that they install together.\n"
+)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.errors import StoreError
+from headgate import StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate_server.describe import store_shown
 from headgate_server.kept_result import KeptResult

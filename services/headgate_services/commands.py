@@ -240,10 +240,7 @@ def _add_petitions(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    demo = optional("headgate_services.demo", "the demo", _ALL)
-    for package in _DEMO_NEEDS:  # found, not imported: that takes a second, in which nothing would be seen
-        if find_spec(package) is None:
-            raise Failure(f"the demo needs {package}: pip install '{_ALL}'")
+    demo = _demo_package("the demo")
     exit_code: int = demo.run_demo(
         host=options.host, port=options.port, open_traffic=not options.no_traffic, keep=options.keep
     )
@@ -257,8 +254,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_all(options: argparse.Namespace) -> int:
-    exit_code: int = optional("headgate_services.demo", "running all services", _ALL).run_all(options.host)
+    exit_code: int = _demo_package("running all services").run_all(options.host)
     return exit_code
+
+
+def _demo_package(purpose: str) -> ModuleType:
+    for package in _DEMO_NEEDS:  # found, not imported: that takes a second, in which nothing would be seen
+        if find_spec(package) is None:
+            raise Failure(f"{purpose} needs {package}: pip install '{_ALL}'")
+    return optional("headgate_services.demo", purpose, _ALL)
 
 
 def _clean_up_petitions(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Checks that many arguments need, so that the same mistake is the same error everywhere. Each raises ConfigError."""
+"""Argument checks shared by all modules. Each raises `ConfigError`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Unpicklable:
-    """An object that belongs to one process: it has connections, locks or counts in memory."""
+    """Base of objects that cannot leave their process: they have connections, locks or counts in memory."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ def refuse_pickling(subject: object) -> NoReturn:
     """Raise the error of an object that can be neither pickled nor copied.
 
     Raises:
-        TypeError: Always; it explains what to do instead.
+        TypeError: Always, with the alternative in its message.
     """
     raise TypeError(
         f"{type(subject).__name__} objects cannot be pickled or copied: create limiters and stores in each process. They "
@@ -33,35 +33,33 @@ def refuse_pickling(subject: object) -> NoReturn:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number; a bool is none."""
+    """Return whether a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: object, least: int, most: int) -> None:
-    """Refuse what is not a whole number from the least to the most that it can be."""
+    """Refuse a value that is not a whole number from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
 
 
 def check_text(what: str, value: object, shortest: int = 1) -> str:
-    """Return the text that was given; of a subclass, as an enumeration's, the plain text, which compiled code takes."""
+    """Return the text as a plain `str`; compiled code does not accept subclasses, such as string enumerations."""
     if not isinstance(value, str) or len(value) < shortest:
         raise ConfigError(f"{what} is text, not {value!r}")
     return str.__str__(value)
 
 
 def check_kind(what: str, value: T, kind: Any, expected: str) -> T:
-    """Return the object that was given if it is of this kind; a class is none."""
+    """Return the value if it is an instance of `kind`, and not a class."""
     if isinstance(value, type) or not isinstance(value, kind):
-        given = (
-            "a URL" if isinstance(value, str) and "://" in value else repr(value)
-        )  # it may have a password
-        raise ConfigError(f"{what} is {expected}, not {given}")
+        is_url = isinstance(value, str) and "://" in value  # not shown: it may contain a password
+        raise ConfigError(f"{what} is {expected}, not {'a URL' if is_url else repr(value)}")
     return value
 
 
 def check_statuses(what: str, values: Any, expected: str) -> tuple[int, ...]:
-    """Return the statuses of HTTP responses that were given, in a list or anything like it."""
+    """Return an iterable of HTTP status codes as a tuple."""
     statuses: tuple[int, ...] = check_list(what, values, int, expected)
     for status in statuses:
         check_count(f"a status in {what}", status, 100, 599)
@@ -69,7 +67,7 @@ def check_statuses(what: str, values: Any, expected: str) -> tuple[int, ...]:
 
 
 def check_list(what: str, values: Iterable[T], kind: Any, expected: str) -> tuple[T, ...]:
-    """Return the objects that were given, in a list or anything like it, if all are of this kind; a text is no list."""
+    """Return an iterable as a tuple if all items are instances of `kind`; text is not accepted as an iterable."""
     items = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None
     if items is None or not all(isinstance(item, kind) for item in items):
         raise ConfigError(f"{what} is a list like {expected}, not {values!r}")

@@ -1,4 +1,4 @@
-"""What differs between threads and tasks: events, timers, and which functions can be guarded."""
+"""Primitives that differ between threads and tasks: events, timers, checks of guarded functions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 class Event:
-    """Something that one thread waits for and another brings about, once.
+    """An event that is set once and has one waiting thread.
 
-    Waiting and setting are single calls of a lock. So a signal handler that raises in between, in either thread, leaves
-    nothing locked, as it could inside of a `threading.Event`, which is written in Python.
+    Waiting and setting are single calls of a lock. So a signal handler that raises in either thread leaves nothing locked.
+    `threading.Event` does not guarantee this, because it is written in Python.
 
     Attributes:
-        is_over: Set by the waiter when it does not wait any more.
+        is_over: Set by the waiter when it stops waiting.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Event:
         self._blocker.acquire()
 
     def set(self) -> bool:
-        """Bring it about; return false if there is no waiter any more. One thread at a time may call this."""
+        """Set the event; return false if the waiter has stopped waiting. One thread at a time may call this."""
         if self.is_over:
             return False
         if not self._is_set:
@@ -46,19 +46,19 @@ class Event:
         return True
 
     def wait(self, timeout: float) -> bool:
-        """Return whether it has happened, waiting up to so many seconds for it."""
+        """Wait up to `timeout` seconds; return whether the event was set."""
         return self._is_set or self._blocker.acquire(timeout=max(0, timeout))
 
     def time(self) -> float:
-        """Return the seconds on the clock that `wait` goes by."""
+        """Return the time in seconds on the clock that `wait` uses."""
         return time.monotonic()
 
 
 class AsyncEvent:
-    """Something that one task waits for and another, perhaps of another event loop, brings about, once.
+    """An event that is set once, possibly from another event loop, and has one waiting task.
 
     Attributes:
-        is_over: Set by the waiter when it does not wait any more.
+        is_over: Set by the waiter when it stops waiting.
     """
 
     def __init__(self) -> None:
@@ -68,19 +68,19 @@ class AsyncEvent:
         self._loop = asyncio.get_running_loop()
 
     def set(self) -> bool:
-        """Bring it about; return false if there is no waiter any more, also because its event loop was closed."""
+        """Set the event; return false if the waiter has stopped waiting or its event loop was closed."""
         if self.is_over or self._loop.is_closed():
             return False
         if not self._is_set:
             try:
                 self._loop.call_soon_threadsafe(self._event.set)
-            except RuntimeError:  # closed in this moment
+            except RuntimeError:  # closed since the check
                 return False
             self._is_set = True
         return True
 
     async def wait(self, timeout: float) -> bool:
-        """Return whether it has happened, waiting up to so many seconds for it."""
+        """Wait up to `timeout` seconds; return whether the event was set."""
         try:
             # Not wait_for: it may swallow a cancellation that comes together with the event.
             async with asyncio.timeout(timeout):
@@ -90,14 +90,14 @@ class AsyncEvent:
         return True
 
     def time(self) -> float:
-        """Return the seconds on the clock that `wait` goes by."""
+        """Return the time in seconds on the clock that `wait` uses."""
         return self._loop.time()
 
 
 def call_later(seconds: float, method: Callable[..., None], *args: object) -> bool:
-    """Call a method in a thread of its own after so many seconds, unless its object is gone by then.
+    """Call a method in a timer thread after `seconds`, unless its object was garbage-collected before.
 
-    Returns whether it will be called: there may be no more threads to be had.
+    Returns false if the thread cannot be started.
     """
     wanted = WeakMethod(method)
 
@@ -116,7 +116,7 @@ def call_later(seconds: float, method: Callable[..., None], *args: object) -> bo
 
 
 def call_later_async(seconds: float, method: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
-    """As `call_later`, in a task of the running event loop."""
+    """Like `call_later`, but in a task of the running event loop."""
     wanted = WeakMethod(method)
     loop = asyncio.get_running_loop()
 
@@ -125,16 +125,16 @@ def call_later_async(seconds: float, method: Callable[..., Coroutine[Any, Any, N
         if found is not None:
             _start(found(*args))
 
-    # In a context of its own: it does not belong to the request of the caller.
+    # In an empty context, because the call does not belong to the request of the caller.
     loop.call_later(seconds, call, context=Context())
     return True
 
 
 def run_without_waiting(work: Coroutine[Any, Any, Any]) -> None:
-    """Run a coroutine up to where it would wait, for a caller that is being destroyed and cannot wait.
+    """Run a coroutine up to its first wait, for a task that is being destroyed and cannot wait.
 
-    This happens to tasks of an event loop that was closed. Work in memory is completed, and what was handed to a store in
-    another event loop or thread goes on; anything else is dropped.
+    This happens to tasks of a closed event loop. Work in memory is completed. A call that another event loop or thread
+    has received is also completed there; anything else is dropped.
     """
     with contextlib.suppress(StopIteration, RuntimeError, HeadgateError):
         work.send(None)
@@ -144,7 +144,7 @@ def run_without_waiting(work: Coroutine[Any, Any, Any]) -> None:
 async def complete(
     work: Coroutine[Any, Any, T], abandoned: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
-    """Return the result of work that goes on if the caller is cancelled; `abandoned` gets the result then."""
+    """Return the result of work; if the caller is cancelled, finish the work and pass its result to `abandoned`."""
     task = _start(work)
     try:
         await asyncio.wait((task,))
@@ -171,17 +171,17 @@ def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 _running: set[asyncio.Task[Any]] = set()
-"""An event loop alone does not keep its tasks."""
+"""Strong references to running tasks: an event loop has only weak ones."""
 
 
 def check_coroutine_function(function: object) -> None:
-    """Refuse what `AsyncLimiter.guard` cannot guard."""
+    """Refuse a function that `AsyncLimiter.guard` cannot decorate."""
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{function!r} is not a coroutine function; use Limiter.guard for it")
 
 
 def check_plain_function(function: object) -> None:
-    """Refuse what `Limiter.guard` cannot guard."""
+    """Refuse a function that `Limiter.guard` cannot decorate."""
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{function!r} is a coroutine function; use AsyncLimiter.guard for it")
     if not callable(function):

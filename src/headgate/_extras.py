@@ -1,4 +1,4 @@
-"""Parts of Headgate whose packages are extras."""
+"""Error message for missing optional dependencies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def needing(part: str, extra: str) -> Iterator[None]:
-    """Say which extra to install if something is missing that is imported within the block.
+    """Name the extra to install if an import within the block fails.
 
     Args:
-        part: The module that needs it.
-        extra: The extra that brings it.
+        part: The module that needs the package.
+        extra: The extra that contains the package.
     """
     try:
         yield

@@ -1,34 +1,34 @@
-"""What must happen around a fork, registered with the interpreter once for all of Headgate.
+"""Fork hooks, registered with the interpreter once for all of Headgate.
 
-A fork copies the whole process but only the thread that forks. Locks that other threads hold stay locked in the child for
-ever, and connections are then shared with the parent. An object that has either calls `watch(self)` at the end of its
-constructor, and has any of these methods:
+A fork copies the whole process but only the thread that forks. Locks held by other threads stay locked in the child
+forever, and connections are shared with the parent. An object with locks or connections calls `watch(self)` at the end
+of its constructor, and has any of these methods:
 
 `before_fork()`
-    In the thread that forks, before it does. Take the locks here that guard what must not be copied half written.
+    Called in the forking thread before the fork. Acquire the locks here that guard data that changes in several steps.
 `after_fork_in_parent()`
-    In that thread, afterwards, for every object that was watched before the fork. Release what `before_fork` took; that may
-    be nothing, since a signal handler may have raised in it.
+    Called in that thread after the fork, for every object that was watched before. Release the locks of `before_fork`; it
+    may not have acquired them if a signal handler raised.
 `after_fork_in_child()`
-    In the only thread of the child, for every object, whether or not `before_fork` was called: another thread may have made
-    it in the last moment. Make all locks free and forget what is the parent's.
+    Called in the only thread of the child, for every object, even if `before_fork` was not called: another thread may have
+    created the object just before the fork. Replace locks and drop resources of the parent.
 
 A lock of `threading` can be watched itself: `self._lock = watch(threading.Lock())` is free in every child.
 
-What the methods may rely on:
+Guarantees:
 
-- Objects are watched weakly; one that is gone is not called.
+- Objects are referenced weakly.
 - `before_fork` is called in the order in which objects were watched, the other two in the reverse order. So two threads that
   fork at once take the locks in the same order.
-- An exception in one method does not keep the others from being called. The interpreter reports it as one that it ignores
-  (`sys.unraisablehook`), and the fork goes on.
-- A method that raises is called a second time, because a signal handler may have raised ahead of its first line. So all
-  three must be safe to repeat.
-- `watch` takes no lock. Any thread may call it, also in a signal handler or a `__del__`, and a fork may come in the middle.
-- If a signal handler forks while these methods run, its own fork calls only `after_fork_in_child`. The thread has the locks
-  already, and releases them after the fork that was interrupted.
+- An exception in one method does not prevent the other calls. The interpreter reports it (`sys.unraisablehook`) and
+  continues the fork.
+- A method that raises is called a second time, because a signal handler may have raised before its first line. So all
+  three methods must be idempotent.
+- `watch` takes no lock. Any thread may call it, also in a signal handler or a `__del__`, and a fork may interrupt it.
+- If a signal handler forks while these methods run, the inner fork calls only `after_fork_in_child`. The thread has the
+  locks already, and releases them after the outer fork.
 
-Where there is no `os.register_at_fork`, as on Windows, there are no forks, and nothing is ever called.
+On platforms without `os.register_at_fork`, like Windows, nothing is called.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _numbers = count()
 
 
 class _Fork:
-    """A fork under way.
+    """A fork in progress.
 
     Attributes:
         prepared: The objects whose `before_fork` was called, by their ids.
-        is_over: Whether all hooks after it were called.
+        is_over: Whether all hooks after the fork were called.
     """
 
     def __init__(self) -> None:
@@ -60,17 +60,17 @@ class _Fork:
 
 
 class _Forks(threading.local):
-    """The forks that this thread is in the middle of, outermost first: several if a signal handler forks while hooks run."""
+    """Forks in progress in this thread, outermost first; there are several if a signal handler forks while hooks run."""
 
     def __init__(self) -> None:
-        self.under_way: list[_Fork] = []
+        self.in_progress: list[_Fork] = []
 
 
 _forks = _Forks()
 
 
 def watch(item: T) -> T:
-    """Have an object's methods called around every fork for as long as it lives, and return it."""
+    """Register the fork methods of an object, for as long as it lives, and return it."""
     _watched[next(_numbers)] = item
     return item
 
@@ -81,23 +81,23 @@ def _alive() -> list[object]:
 
 
 def _missing(prepared: dict[int, object]) -> list[object]:
-    """Return those that are not prepared yet."""
+    """Return watched objects whose `before_fork` was not called yet."""
     return [item for item in _alive() if id(item) not in prepared]
 
 
 def _before() -> None:
-    under_way = _forks.under_way
-    while under_way and under_way[-1].is_over:
-        del under_way[-1]
+    in_progress = _forks.in_progress
+    while in_progress and in_progress[-1].is_over:
+        del in_progress[-1]
     fork = _Fork()
-    under_way.append(fork)
-    if len(under_way) == 1:
+    in_progress.append(fork)
+    if len(in_progress) == 1:
         _prepare(fork.prepared)
 
 
 def _prepare(prepared: dict[int, object]) -> None:
     errors: list[BaseException] = []
-    while True:  # others may be added while a hook waits for its lock
+    while True:  # other threads may add objects while a hook waits for its lock
         try:
             missing = _missing(prepared)
             for item in missing:
@@ -110,41 +110,41 @@ def _prepare(prepared: dict[int, object]) -> None:
     _report(errors)
 
 
-# The hooks after a fork are registered twice, because a signal that came during the fork is handled, and may raise, in the
-# first Python code after it. The first call does all the work, and the second what the first may have left undone.
+# The hooks after a fork are registered twice. A signal that arrives during the fork is handled in the first Python code
+# after it, and its handler may raise there. The second call completes the work if the first one was interrupted.
 
 
 def _after_in_parent() -> None:
-    under_way = _forks.under_way
-    if not under_way:
+    in_progress = _forks.in_progress
+    if not in_progress:
         return
-    fork = under_way[-1]
+    fork = in_progress[-1]
     if fork.is_over:
-        del under_way[-1]
+        del in_progress[-1]
         return
     errors: list[BaseException] = []
     while fork.prepared:
         item = fork.prepared[next(reversed(fork.prepared))]
         _call_safely(item, "after_fork_in_parent", errors)
-        fork.prepared.pop(id(item), None)  # in the child of a handler that forked meanwhile, all are gone
+        fork.prepared.pop(id(item), None)  # empty in the child if a signal handler forked in the hook
     fork.is_over = True
     _report(errors)
 
 
 def _after_in_child() -> None:
-    under_way = _forks.under_way
-    if under_way and under_way[-1].is_over:
-        del under_way[-1]
+    in_progress = _forks.in_progress
+    if in_progress and in_progress[-1].is_over:
+        del in_progress[-1]
         return
     errors: list[BaseException] = []
     for item in reversed(_alive()):
         _call_safely(item, "after_fork_in_child", errors)
-        # Of a lock, which the standard library uses for its own.
+        # Locks have this method; the standard library uses it for its locks.
         _call_safely(item, "_at_fork_reinit", errors)
-    for fork in under_way:  # one around this fork goes on in the child, and has nothing to release any more
+    for fork in in_progress:  # an outer fork continues in the child, with nothing to release
         fork.prepared.clear()
-    if under_way:
-        under_way[-1].is_over = True
+    if in_progress:
+        in_progress[-1].is_over = True
     _report(errors)
 
 
@@ -154,20 +154,20 @@ def _call(item: object, name: str, errors: list[BaseException]) -> bool:
         hook = getattr(item, name, None)
         if hook is not None:
             hook()
-    except BaseException as error:  # noqa: BLE001  # the other objects must be called all the same
+    except BaseException as error:  # noqa: BLE001  # the other objects must still be called
         errors.append(error)
         return True
     return False
 
 
 def _call_safely(item: object, name: str, errors: list[BaseException]) -> None:
-    """As `_call`, and once more if it raises."""
+    """Like `_call`, but repeat the call once if it raises."""
     if _call(item, name, errors):
         _call(item, name, [])
 
 
 def _report(errors: list[BaseException]) -> None:
-    """Raise what was collected; the interpreter reports it and goes on."""
+    """Raise the collected exceptions; the interpreter reports them and continues."""
     if len(errors) == 1:
         raise errors[0]
     if errors:

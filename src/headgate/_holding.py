@@ -21,7 +21,7 @@ class HoldBase(Unpicklable):
     """Units taken from a limiter; how they are settled is in `Hold` and `AsyncHold`."""
 
     is_observed = False
-    """Whether hooks hear of its end."""
+    """Whether hooks are called at its end."""
 
     _is_excess_degraded = False
 
@@ -59,12 +59,12 @@ class HoldBase(Unpicklable):
 
     @property
     def degraded(self) -> bool:
-        """Whether the store could not be asked for the hold, or for what `settle` records above it, and may not count it."""
+        """Whether the store could not be reached for the hold or for its excess cost, so the units may not be counted."""
         return self.decision.degraded or self._is_excess_degraded
 
     @property
     def final(self) -> Cost | None:
-        """The cost that stands; `None` while the hold is open."""
+        """The final cost; `None` while the hold is open."""
         return self._final
 
     @property
@@ -76,7 +76,7 @@ class HoldBase(Unpicklable):
         return self.decision.allowed
 
     def forget(self) -> None:
-        """Detach the hold, because it is settled elsewhere by its receipts: it does nothing more and calls no hooks."""
+        """Make the hold inactive, without hooks, because its receipts are settled elsewhere."""
         self._final = self.cost
 
     def _request(
@@ -111,11 +111,11 @@ class HoldBase(Unpicklable):
         return self._request("renew", places, at, leases)
 
     def _standing(self, cost: Cost, final: Costs) -> Cost:
-        """Return a final cost as callers write it: a number, or a mapping by unit."""
+        """Return a final cost in the form of the given cost: a number, or a mapping by unit."""
         return cost if isinstance(cost, int) else self._units.named(final)
 
     def _tell_end(self) -> None:
-        """Call hooks if the hold has ended; also if the store failed, for it is final then, too."""
+        """Call hooks if the hold is final, also after a store failure."""
 
     def _ended(self) -> Decision:
         if self._confirmed is not None or not self.decision.allowed:

@@ -89,7 +89,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         request = Request(operation, key, self.units.costs(cost), tier, instant(now))
         return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
 
-    def _is_in_vain(self, refusal: Decision, deadline: int | None) -> bool:
+    def _is_too_late(self, refusal: Decision, deadline: int | None) -> bool:
         """Return whether waiting would end after the deadline, or never."""
         pause = refusal.retry_after_us
         return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)

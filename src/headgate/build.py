@@ -1,7 +1,7 @@
-"""Which build of the core is in use: the compiled one where there is one, else plain Python.
+"""Selection of the compiled core or the plain Python one.
 
-`HEADGATE_PURE=1` chooses plain Python at run time, and so does a subinterpreter: only one interpreter of a process can load
-what is compiled. Both are made from the same files, and give the same answers.
+Plain Python is used if there are no compiled modules, with `HEADGATE_PURE=1`, and in subinterpreters: only one interpreter
+per process can load the compiled modules. Both come from the same source files and give the same results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["describe", "is_compiled"]
 
 
 class _PlainFinder(MetaPathFinder):
-    """Finds the source of a module where Python would prefer the compiled file beside it."""
+    """Import finder that prefers the source of a module to the compiled file beside it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -37,14 +37,14 @@ def is_compiled() -> bool:
 
 
 def describe() -> str:
-    """Return in a few words which build of the core is in use, and why."""
+    """Return a short text: which build of the core is in use, and why."""
     if is_compiled():
         return "compiled"
     if _is_plain_wanted():
-        return "in plain Python, as HEADGATE_PURE asks for"
+        return "in plain Python, because HEADGATE_PURE is set"
     if any(isinstance(finder, _PlainFinder) for finder in sys.meta_path):
         return "in plain Python: another interpreter of this process has loaded the compiled core"
-    return "in plain Python: it was installed without a C compiler, so it answers the same but takes longer"
+    return "in plain Python: it was installed without a C compiler, so it gives the same results more slowly"
 
 
 def _is_plain_wanted() -> bool:

@@ -1,8 +1,8 @@
-"""Days, weeks, months and years of a time zone, as instants.
+"""Start times of days, weeks, months and years in a time zone.
 
-A window begins at the first instant of its first day. Where a clock is set forward over midnight, that is the instant of the
-change; where midnight comes twice, the first one. So the windows follow each other without gaps, each begins no earlier than
-the one before it, and a day may be 23 or 25 hours long, or be left out (Samoa had no 30 December 2011).
+A window begins at the first instant of its first day. If the local clock is set forward over midnight, that is the instant
+of the change; if midnight occurs twice, the first one. So windows have no gaps, each begins no earlier than the one before,
+and a day may have 23 or 25 hours, or be skipped (Samoa had no 30 December 2011).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def check_timezone(name: str | None) -> None:
-    """Refuse a time zone that is not known here.
+    """Refuse an unknown time zone.
 
     Raises:
-        ConfigError: There is none of this name, or no time zone database.
+        ConfigError: The name is unknown, or there is no time zone database on this machine.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a time zone is a name like 'Europe/Berlin', not {name!r}")
@@ -30,9 +30,9 @@ def check_timezone(name: str | None) -> None:
 
 
 def edges_around(span: Span, timezone: str, now: int) -> tuple[int, int, int, int]:
-    """Return the starts of four windows that follow each other, of which the second is the one that `now` falls into.
+    """Return the starts of four consecutive windows; `now` is in the second one.
 
-    So three windows are known, and what they are by another clock that does not differ by more than a window.
+    They also cover the time of another clock that differs by up to one window.
     """
     number = window_number(span, timezone, now)
     before, first, second, third = (_start(span, timezone, number + i) for i in (-1, 0, 1, 2))
@@ -40,15 +40,15 @@ def edges_around(span: Span, timezone: str, now: int) -> tuple[int, int, int, in
 
 
 def window_end(span: Span, timezone: str, now: int) -> int:
-    """Return the instant at which the window ends that an instant falls into."""
+    """Return the end of the window that contains an instant."""
     return _start(span, timezone, window_number(span, timezone, now) + 1)
 
 
 def window_number(span: Span, timezone: str, now: int) -> int:
-    """Return the number of the window that an instant falls into; those of the same span and zone count on by one."""
+    """Return the number of the window that contains an instant; windows of a span and zone are numbered in sequence."""
     local = (_EPOCH + timedelta(microseconds=now)).astimezone(_zone(timezone))
     number = _number(span, local.date())
-    # After a clock was set back over midnight, the date is once more that of a window that has ended.
+    # After the local clock was set back over midnight, the date belongs to the previous window again.
     while _start(span, timezone, number + 1) <= now:
         number += 1
     return number
@@ -79,7 +79,7 @@ def _start(span: Span, timezone: str, number: int) -> int:
     first = _instant(midnight)
     if _local(first, zone) == midnight.replace(tzinfo=None):
         return first
-    # There is no such midnight, because a clock is set forward over it. The change lies between the two readings of it.
+    # The local clock skips this midnight. The change is between its two interpretations.
     early, late = _instant(midnight.replace(fold=1)), first
     while late - early > 1:
         middle = (early + late) // 2
@@ -101,10 +101,10 @@ def _local(instant: int, zone: tzinfo) -> datetime:
 @lru_cache(maxsize=1024)
 def _zone(name: str) -> tzinfo:
     if name == "UTC":
-        return UTC  # which needs no database
+        return UTC  # works without a database
     try:
         return ZoneInfo(name)
-    except (KeyError, OSError, ValueError) as error:  # the last two for names that are no paths of a file
+    except (KeyError, OSError, ValueError) as error:  # the last two for names that are not valid paths
         hint = "" if _has_database() else "; there is no time zone database here: pip install tzdata"
         raise ConfigError(f"no time zone {name!r}; write for example 'Europe/Berlin'{hint}") from error
 

@@ -1,9 +1,9 @@
-"""What a call costs: one number for every rule, or a mapping by what the rules count.
+"""Costs of calls: one number for every rule, or a mapping by unit.
 
     limiter.hold("model", 3)                  # 3 of everything
     limiter.hold("model", {"tokens": 800})    # 800 tokens, and one request
 
-Inside there is no mapping: a request has the same cost for every rule, or one number per rule, in their order.
+Internally there are no mappings: a request has one number for all rules, or a tuple with one number per rule.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from headgate.rules import REQUESTS, Rule
 __all__ = ["Cost", "Costs", "Units", "total"]
 
 Cost = int | Mapping[str, int]
-"""What a caller says: how many of everything, or how many of each unit. Without `requests`, one of them."""
+"""The cost in a call: one number for all units, or a number per unit; `requests` defaults to 1."""
 
 
 Costs = int | tuple[int, ...]
-"""What a request says: how many units, the same for every rule, or one number per rule."""
+"""The cost in a request: one number for every rule, or one number per rule."""
 
 
 def total(cost: Cost) -> int:
-    """Return a cost as one number, for those who only add up: all units of a mapping together."""
+    """Return a cost as one number: the sum over all units."""
     return cost if isinstance(cost, int) else sum(cost.values())
 
 
 class Units:
-    """What the rules of a limiter count.
+    """The units of a limiter's rules.
 
     Attributes:
-        is_freed: Per rule, whether its units are free again when a hold ends, whatever it cost.
+        is_freed: Per rule, whether it is `concurrent`: the end of a hold frees its units, whatever the cost.
         has_places: Whether there is such a rule.
     """
 
@@ -45,12 +45,12 @@ class Units:
         self.has_places = any(self.is_freed)
 
     def costs(self, cost: Cost) -> Costs:
-        """Return what a call costs each rule.
+        """Return the cost of a call for each rule.
 
         Raises:
             ConfigError: A unit is missing or unknown, or its cost is not a whole number.
         """
-        if type(cost) is int:  # the gate judges numbers, so that hooks hear of it
+        if type(cost) is int:  # the gate checks numbers, so that hooks are called with the error
             return cost
         if not isinstance(cost, Mapping):
             check_whole(cost)
@@ -59,12 +59,12 @@ class Units:
         missing = self._known - cost.keys() - {REQUESTS}
         if missing:
             raise ConfigError(
-                f"{self._name()} counts {listed(missing)}, too: say how many in the cost {dict(cost)!r}"
+                f"{self._name()} also counts {listed(missing)}: add it to the cost {dict(cost)!r}"
             )
         return self._simple(tuple(cost.get(unit, 1) for unit in self._units))
 
     def settled(self, cost: Cost, held: Costs) -> Costs:
-        """Return what a hold has cost each rule; of a unit that is not named, what was held.
+        """Return the final cost of a hold for each rule; units that are not named keep the held cost.
 
         Raises:
             ConfigError: A unit is unknown, or its cost is not a whole number.
@@ -78,18 +78,18 @@ class Units:
         )
 
     def by_unit(self, costs: Costs) -> Cost:
-        """Return what each rule is charged as a cost by unit, if it is not the same for all."""
+        """Return costs per rule as a cost by unit; a single number stays a number."""
         return self.named(costs) if isinstance(costs, tuple) else costs
 
     def named(self, costs: Costs) -> Mapping[str, int]:
-        """Return what each rule is charged as a cost by unit."""
+        """Return costs per rule as a cost by unit."""
         found: dict[str, int] = {}
         for unit, cost in zip(self._units, self._each(costs), strict=True):
             found[unit] = max(cost, found.get(unit, 0))
         return found
 
     def difference(self, held: Costs, final: Costs) -> tuple[Costs, Costs]:
-        """Return what a hold gives back when it ends at other costs, and what is to be recorded besides; 0 for nothing."""
+        """Return the units to give back and the units to record when a hold ends at other costs; 0 for none."""
         if isinstance(held, int) and isinstance(final, int) and not self.has_places:
             return (held - final, 0) if held > final else (0, final - held)
         every = tuple(zip(self._each(held), self._each(final), self.is_freed, strict=True))
@@ -99,13 +99,13 @@ class Units:
         )
 
     def without_places(self, costs: Costs) -> tuple[int, ...]:
-        """Return costs without those of places, which are free when a hold ends."""
+        """Return costs with 0 for `concurrent` rules, whose places are freed when a hold ends."""
         return tuple(
             0 if is_freed else cost for cost, is_freed in zip(self._each(costs), self.is_freed, strict=True)
         )
 
     def only_places(self, costs: Costs) -> tuple[int, ...]:
-        """Return the costs of places alone."""
+        """Return costs with 0 for all rules except `concurrent` ones."""
         return tuple(
             cost if is_freed else 0 for cost, is_freed in zip(self._each(costs), self.is_freed, strict=True)
         )
@@ -114,7 +114,7 @@ class Units:
         return costs if isinstance(costs, tuple) else (costs,) * len(self._units)
 
     def _simple(self, costs: tuple[int, ...]) -> Costs:
-        """Return one number where it is the same for all rules: that is quicker everywhere."""
+        """Return a single number if all costs are equal, because stores handle numbers faster."""
         return costs[0] if len(set(costs)) == 1 else costs
 
     def _check(self, cost: Mapping[str, int]) -> None:
@@ -134,7 +134,7 @@ def check_whole(cost: object) -> None:
     """Refuse a cost that is not a whole number of units.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The cost is not a whole number, or out of range.
     """
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")

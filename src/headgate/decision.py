@@ -1,8 +1,8 @@
-"""The answer to "may I?".
+"""Decisions: the answers of limiters.
 
-A decision is made on every call, so this file is also compiled, with the types in `decision.pxd`. Times stay whole
-microseconds, and what few callers read (seconds, one result per rule) is worked out when it is read. `None` stands where
-nothing applies, never -1 or 0; inside, the fields are plain numbers, and `_NONE` stands for it.
+Every call creates a decision, so this file is also compiled, with the types in `decision.pxd`. Times are stored in whole
+microseconds; seconds and results per rule are computed when they are read. Values that do not apply are `None`, never -1
+or 0; the internal fields are plain numbers with `_NONE` for `None`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headgate.errors import RateLimited
 _NONE: int = -(2**62)
 
 Fields = tuple[bool, int, int, int | None, int | None]
-"""Those of a `Verdict`, as a store hands them in."""
+"""The fields of a `Verdict` as a plain tuple."""
 
 
 class Verdict(NamedTuple):
-    """What one rule says; times in microseconds."""
+    """The answer of one rule; times in microseconds."""
 
     allowed: bool
     limit: int
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
 
 class RuleResult(NamedTuple):
-    """What one rule said, by name; times in seconds.
+    """The answer of one rule with its name; times in seconds.
 
     Attributes:
         name: The rule's name.
@@ -38,7 +38,7 @@ class RuleResult(NamedTuple):
         limit: The most it admits at once.
         remaining: Units left after this call.
         retry_after: Seconds until the same call would be admitted; `None` if it was, or if it never will be.
-        reset_after: Seconds until nothing is counted any more; `None` if nothing ever is.
+        reset_after: Seconds until the count is 0; `None` if the rule never counts anything.
     """
 
     name: str
@@ -52,8 +52,8 @@ class RuleResult(NamedTuple):
 class Decision:
     """The answer for all rules of a limiter; true if admitted.
 
-    The figures are those of the rule that binds: of a refusal, the rule that keeps the caller waiting longest; of an
-    admission, the one with the least remaining.
+    The figures are those of the binding rule: for a refusal, the rule with the longest wait; for an admission, the rule
+    with the fewest units remaining.
     """
 
     __slots__ = (
@@ -74,24 +74,24 @@ class Decision:
     _remaining: int
     _retry_after_us: int
     _reset_after_us: int
-    _index: int  # of the rule that binds
-    _every: tuple[Decision, ...] | None  # of each rule alone, if there are several
+    _index: int  # of the binding rule
+    _every: tuple[Decision, ...] | None  # the decision of each rule, if there are several
     _degraded: bool
 
     @staticmethod
     def make(names: tuple[str, ...], verdicts: Sequence[Fields], *, degraded: bool = False) -> Decision:
-        """Return the decision of what each rule says, in their order."""
+        """Return the decision of several verdicts, in the order of the rules."""
         decision = decision_of(names, tuple(verdicts))
         return decision.as_degraded() if degraded else decision
 
     def as_degraded(self) -> Decision:
-        """Return the same answer, marked as not coming from the limiter's own store."""
+        """Return a copy that is marked as not decided by the limiter's store."""
         copy = _copy_of(self)
         copy._degraded = True
         return copy
 
     def as_refused(self, retry_after_us: int = 0) -> Decision:
-        """Return a refusal with the same figures: there may be room, but it is promised to others."""
+        """Return a refusal with the same figures, for units that are reserved for other callers."""
         if not self._allowed:
             return self
         copy = _copy_of(self)
@@ -116,30 +116,30 @@ class Decision:
 
     @property
     def retry_after_us(self) -> int | None:
-        """As `retry_after`, in microseconds."""
+        """Like `retry_after`, but in microseconds."""
         return None if self._retry_after_us == _NONE else self._retry_after_us
 
     @property
     def reset_after_us(self) -> int | None:
-        """As `reset_after`, in microseconds."""
+        """Like `reset_after`, but in microseconds."""
         return None if self._reset_after_us == _NONE else self._reset_after_us
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the same call would be admitted if no other call came.
+        """Seconds until the same call would be admitted if there are no other calls.
 
-        `None` for an admission, and for a refusal that no waiting ends (a limit of 0).
+        `None` for an admission, and for a refusal that is permanent (a limit of 0).
         """
         return _seconds(self.retry_after_us)
 
     @property
     def reset_after(self) -> float | None:
-        """Seconds until the binding rule counts nothing any more."""
+        """Seconds until the count of the binding rule is 0."""
         return _seconds(self.reset_after_us)
 
     @property
     def results(self) -> tuple[RuleResult, ...]:
-        """What each rule said, in the order of the rules."""
+        """The results of all rules, in order."""
         return tuple(
             RuleResult(
                 name, v.allowed, v.limit, v.remaining, _seconds(v.retry_after_us), _seconds(v.reset_after_us)
@@ -154,29 +154,29 @@ class Decision:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What each rule said, in microseconds, in the order of the rules."""
+        """The verdicts of all rules, in order; times in microseconds."""
         return tuple(map(Verdict._make, self.fields))
 
     @property
     def fields(self) -> tuple[Fields, ...]:
-        """As `verdicts`, in plain tuples, for those who read them on every call."""
+        """Like `verdicts`, but as plain tuples, which are faster to create."""
         if not self._names:
             return ()
         return tuple([_figures_of(one) for one in self._every or (self,)])
 
     @property
     def rule(self) -> str | None:
-        """Name of the rule that binds; `None` without rules."""
+        """Name of the binding rule; `None` without rules."""
         return self._names[self._index] if self._names else None
 
     @property
     def denied_by(self) -> str | None:
-        """Name of the rule that said no; `None` for an admission."""
+        """Name of the rule that refused; `None` for an admission."""
         return None if self._allowed else self.rule
 
     @property
     def degraded(self) -> bool:
-        """Whether the store could not be asked and the failure policy answered instead."""
+        """Whether the store could not be reached and the failure policy decided."""
         return self._degraded
 
     def raise_if_denied(self) -> Decision:
@@ -206,7 +206,7 @@ class Decision:
         )
 
     def __str__(self) -> str:
-        note = " (degraded: the store could not be asked)" if self.degraded else ""
+        note = " (degraded: the store could not be reached)" if self.degraded else ""
         if self.limit is None:
             return f"{'allowed' if self.allowed else 'denied'}: no rule applies{note}"
         if self.allowed:
@@ -219,7 +219,7 @@ class Decision:
 
 
 def decision_of(names: tuple[str, ...], verdicts: tuple[Fields, ...]) -> Decision:
-    """Return the decision of several rules, in order, from what each of them says."""
+    """Return the decision of one or several verdicts, in the order of the rules."""
     every = [
         new_decision(
             names,
@@ -235,7 +235,7 @@ def decision_of(names: tuple[str, ...], verdicts: tuple[Fields, ...]) -> Decisio
 
 
 def joined(every: list[Decision]) -> Decision:
-    """Return the decision of several rules, in order, from that of each rule alone."""
+    """Return the decision of several rules from the decisions of the rules, in order."""
     if not every:
         return UNLIMITED
     index = binding(every)
@@ -261,7 +261,7 @@ def new_decision(
     retry_after_us: int,
     reset_after_us: int,
 ) -> Decision:
-    """Return the decision of a single rule; its fields as they are inside."""
+    """Return the decision of a single rule from its internal fields."""
     decision = Decision.__new__(Decision)
     decision._names = names
     decision._allowed = allowed
@@ -304,18 +304,18 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
 
 
 def _restored(*fields: Any) -> Decision:
-    """Return the decision with the fields that `_fields_of` has returned."""
+    """Return the decision with the fields of `_fields_of`."""
     decision = new_decision(*fields[:6])
     decision._index, decision._every, decision._degraded = fields[6:]
     return decision
 
 
 UNLIMITED = new_decision((), True, _NONE, _NONE, _NONE, _NONE)
-"""The answer of a limiter without rules."""
+"""The decision of a limiter without rules."""
 
 
 def _readable(seconds: float) -> str:
-    """Return seconds to the microsecond, without an exponent and without idle zeros."""
+    """Return seconds to the microsecond, without an exponent or trailing zeros."""
     return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
@@ -324,15 +324,15 @@ def _seconds(microseconds: int | None) -> float | None:
 
 
 def binding(every: list[Decision]) -> int:
-    """Return the index of the rule that binds; the first one among equals."""
+    """Return the index of the binding rule; the first one among equals."""
     binds, index, least, longest = 0, 0, -1, -1
     for one in every:
         if not one._allowed:
             if one._retry_after_us == _NONE:
-                return index  # no wait is longer than one without an end
+                return index  # a permanent refusal is the longest wait
             if one._retry_after_us > longest:
                 binds, longest = index, one._retry_after_us
         elif longest < 0 and (least < 0 or one._remaining < least):
             binds, least = index, one._remaining
-        index += 1  # noqa: SIM113  # `enumerate` would make it an object
+        index += 1  # noqa: SIM113  # with `enumerate` the index would be an object
     return binds

@@ -1,17 +1,17 @@
-"""Everything Headgate raises.
+"""Exceptions.
 
     HeadgateError
-    ├── ConfigError         what was written can never work: a bad quota, rule, key, cost or setting
-    ├── CostTooHigh         a cost above the capacity: no waiting would ever admit it
-    ├── RateLimited         a refusal, for those who asked to have it raised; carries the decision
-    └── StoreError          the store could not do its work
+    ├── ConfigError         invalid quota, rule, key, cost or setting
+    ├── CostTooHigh         a cost above the capacity of a rule, which is never admitted
+    ├── RateLimited         a refusal, where the caller requested an exception; contains the decision
+    └── StoreError          the store failed
         ├── StoreUnavailable    down or hanging
-        │   └── StoreTimeout        it did not answer within the deadline of the call
-        ├── StoreOverloaded     this process could not even send the call in time
-        ├── StoreConflict       it answered, but what it holds is not ours or not what we need
-        └── StoreMisconfigured  it answers, but refuses us: credentials, rights, schema; a ConfigError, too
+        │   └── StoreTimeout        no reply within the deadline of the call
+        ├── StoreOverloaded     this process did not send the call in time
+        ├── StoreConflict       the stored data are invalid or belong to another program
+        └── StoreMisconfigured  the store refuses: credentials, rights, schema; also a ConfigError
 
-A refusal is a value, never an exception, unless the caller asked for one.
+A refusal is a value, not an exception, unless the caller requests one.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class HeadgateError(Exception):
 
 
 class ConfigError(HeadgateError, ValueError):
-    """What was asked for can never work as written; the message says what to write instead."""
+    """An invalid argument or setting; the message explains the correction."""
 
 
 class CostTooHigh(HeadgateError, ValueError):
-    """The cost is above what the rule could ever admit at once.
+    """The cost exceeds the capacity of a rule, so it is never admitted.
 
     Attributes:
-        cost: What was asked for.
-        capacity: The most that could ever be admitted at once.
-        rule: Name of the rule that can never admit it.
-        unit: What the rule counts.
+        cost: The requested cost.
+        capacity: The highest cost that the rule admits.
+        rule: Name of the rule.
+        unit: Unit of the rule.
     """
 
     def __init__(self, cost: int, capacity: int, rule: str, unit: str = "requests") -> None:
@@ -58,19 +58,19 @@ class CostTooHigh(HeadgateError, ValueError):
 
 
 class RateLimited(HeadgateError):
-    """A refusal, raised for callers who asked for it.
+    """A refusal as an exception.
 
-    Where it is not handled, its traceback says what a web application needs to answer it with 429.
+    Its traceback has a note that explains how to turn it into a 429 response in each web framework.
 
     Attributes:
-        decision: The refusal, with `retry_after` and the rule that said no.
+        decision: The refusal, with `retry_after` and the rule that refused.
     """
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(str(decision))
         self.decision = decision
         self.add_note(
-            "A web application answers this with 429 if it has install(app) in FastAPI, Flask and aiohttp, "
+            "To answer this with status 429, use install(app) in FastAPI, Flask and aiohttp, "
             "'headgate.http.django.rate_limits' in MIDDLEWARE of Django, or "
             "exception_handlers={RateLimited: answer_refusal} in Starlette and Litestar."
         )
@@ -80,7 +80,7 @@ class RateLimited(HeadgateError):
 
 
 class StoreError(HeadgateError):
-    """The store could not do its work; whether it charged anything is then unknown."""
+    """The store failed; it is unknown whether it charged anything."""
 
 
 class StoreUnavailable(StoreError):
@@ -90,28 +90,28 @@ class StoreUnavailable(StoreError):
 class StoreTimeout(StoreUnavailable):
     """The store did not answer within the deadline of the call.
 
-    If that deadline is shorter than the store's own, this says nothing about the store.
+    If that deadline is shorter than the store's, this is not evidence that the store is down.
     """
 
 
 class StoreOverloaded(StoreError):
-    """The call was not sent within its deadline, or only late, because this process is too busy.
+    """The call was sent late or not at all, because this process is too busy.
 
     If it was not sent, nothing was charged.
     """
 
 
 class StoreConflict(StoreError):
-    """The store answered, but what it holds under our name is not ours."""
+    """The stored data are invalid or belong to another program."""
 
 
 class StoreMisconfigured(ConfigError, StoreError):
-    """The store answers, but cannot count for us: wrong credentials, missing rights or schema, a read-only server.
+    """The store refuses: wrong credentials, missing rights or schema, a read-only server.
 
-    Somebody has to change something; waiting does not help.
+    Waiting does not help; the configuration must be changed.
     """
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return names as messages list them."""
+    """Return names sorted and quoted, for messages."""
     return ", ".join(sorted(map(repr, names)))

@@ -1,8 +1,8 @@
-"""Keys: who is limited, and what that is called in a store.
+"""Keys of calls, and the names of states in stores.
 
-A call's key is text or bytes, or a mapping with one such entry per scope. Text and bytes are different keys, even where
-their bytes agree. In a store a state is found by (namespace, limiter name, rule identity, key), each part written with its
-length before it, so that no choice of text makes two of them alike; a long key is replaced by its digest.
+A call's key is text or bytes, or a mapping with one such entry per scope. Text and bytes are different keys, even if
+their bytes are equal. The name of a state consists of namespace, limiter name, rule identity and key. Each part is preceded
+by its length, so that no two names are equal; a long key is replaced by its digest.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Key = PlainKey | Mapping[str, PlainKey]
 """The key of a call: one for all rules, or a mapping with one for each scope."""
 
 LONGEST_KEY = 128
-"""Bytes up to which a key is stored as it is."""
+"""Bytes of the longest key that is stored without hashing."""
 
 BASE64 = "$base64"
-"""The one entry of an object that stands for bytes where a key is data, as between a client and a server."""
+"""The only entry of a JSON object that represents bytes in a key, as between client and server."""
 
 SHARED_KEY = "*"
-"""The key of the one counter of a rule with the scope `"*"`; such a rule's identity belongs to it alone."""
+"""The key of the only counter of a rule with the scope `"*"`."""
 
 
 def key_picker(rules: Collection[Rule]) -> Callable[[Key | None], tuple[PlainKey, ...]]:
     """Return a function from a call's key to the key of each rule, in order.
 
-    It raises ConfigError for a key that is missing, of another type, or without a scope that a rule counts by, and for
-    a mapping with an entry that no rule counts by: a misspelt scope must not pass as unlimited.
+    It raises ConfigError if the key is missing or of another type, if the scope of a rule is missing, and if the mapping
+    has an unknown scope: a misspelt scope must not be unlimited.
     """
     scopes = tuple(rule.scope for rule in rules)
     if all(scope == SHARED for scope in scopes):
@@ -49,9 +49,9 @@ def key_picker(rules: Collection[Rule]) -> Callable[[Key | None], tuple[PlainKey
 
 
 def check_plain(key: object) -> PlainKey:
-    """Return the key if it is text or bytes; of a subclass, the text or bytes in it.
+    """Return the key as plain `str` or `bytes`.
 
-    So no store ever calls the `__hash__` or `__eq__` of a caller's class, which could do anything, in the middle of a call.
+    Subclasses are converted, so that stores never run the `__hash__` or `__eq__` of a caller's class.
     """
     if type(key) is str or type(key) is bytes:
         return key
@@ -60,7 +60,7 @@ def check_plain(key: object) -> PlainKey:
     if isinstance(key, bytes):
         return bytes.__add__(key, b"")
     if key is None:
-        raise ConfigError("a key is missing: say who is limited, as in limiter.hit('alice')")
+        raise ConfigError("a key is missing: write for example limiter.hit('alice')")
     if isinstance(key, Mapping):
         raise ConfigError(
             f"the rules have no scope, so the key is text or bytes, not a mapping: {dict(key)!r}"
@@ -84,10 +84,10 @@ def _scoped(key: Key | None, scopes: tuple[str | None, ...], named: frozenset[st
 
 
 def key_to_data(key: Key | None) -> str | dict[str, Any] | None:
-    """Return a key as JSON can say it.
+    """Return a key as JSON data.
 
     Raises:
-        ConfigError: A mapping that reads like bytes.
+        ConfigError: A mapping that looks like encoded bytes.
     """
     if isinstance(key, Mapping):
         if key.keys() == {BASE64}:
@@ -97,21 +97,37 @@ def key_to_data(key: Key | None) -> str | dict[str, Any] | None:
 
 
 def storage_prefix(namespace: str, limiter: str, rule: Rule) -> bytes:
-    """Return what the storage keys of all states of a rule begin with."""
+    """Return the common prefix of the names of a rule's states."""
     parts = (namespace, limiter, rule.identity)
     return b"".join(_part(text.encode("utf-8", "surrogatepass")) for text in parts)
 
 
 def storage_key(prefix: bytes, key: PlainKey) -> bytes:
-    """Return the name of a key's state in a store."""
+    """Return the name of a state in a store."""
     kind, raw = (b"t", key.encode("utf-8", "surrogatepass")) if isinstance(key, str) else (b"b", key)
     if len(raw) > LONGEST_KEY:
         kind, raw = kind.upper(), blake2b(raw, digest_size=32).digest()
     return prefix + kind + raw
 
 
+def storage_keys(
+    namespace: str, limiter: str, rules: Collection[Rule]
+) -> Callable[[Key | None], tuple[bytes, ...]]:
+    """Return a function from a call's key to the name of each rule's state in a store; it raises like `key_picker`."""
+    prefixes = [storage_prefix(namespace, limiter, rule) for rule in rules]
+    if not prefixes or any(rule.scope is not None for rule in rules):
+        pick = key_picker(rules)
+        return lambda key: tuple(map(storage_key, prefixes, pick(key)))
+
+    def plain(key: Key | None) -> tuple[bytes, ...]:
+        end = storage_key(b"", check_plain(key))  # once, because all rules count by the same key
+        return tuple([prefix + end for prefix in prefixes])
+
+    return plain
+
+
 def note_key(namespace: str, name: str) -> bytes:
-    """Return the name of a note in a store; it is none that a state can have, because there a length would follow."""
+    """Return the name of a note in a store; states have other names, because they have a length in this place."""
     return storage_key(_part(namespace.encode("utf-8", "surrogatepass")) + b"note:", name)
 
 

@@ -1,11 +1,11 @@
-"""Numbered SQL files, each applied once and in order: the bookkeeping, for any driver.
+"""Migrations: numbered SQL files, each applied once and in order, with any driver.
 
     found = read_migrations(resources.files("myapp") / "migrations")     # 0001_create_tables.sql, 0002_…
     with psycopg.connect(url) as connection:                             # one transaction: all or nothing
         apply(lambda statement: connection.execute(statement).fetchall(), found, record="myapp_migrations")
 
-Which ones have been applied is kept in a table of its own, `record`. On PostgreSQL, processes that migrate at the same time
-wait for each other; on SQLite the transaction must be one that writes (`BEGIN IMMEDIATE`), which does the same.
+The table `record` lists the applied migrations. On PostgreSQL, an advisory lock serialises processes that migrate at the
+same time; on SQLite the caller begins a write transaction (`BEGIN IMMEDIATE`) for this purpose.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CREATE = """
 
 
 class MigrationError(HeadgateError):
-    """The database cannot be brought to the schema that this program needs."""
+    """The database cannot be migrated to the schema of this program."""
 
 
 class Migration(NamedTuple):
@@ -54,7 +54,7 @@ class Migration(NamedTuple):
 
 
 def read_migrations(folder: Traversable) -> list[Migration]:
-    """Return the migrations of a folder, in order; files with other names than `0001_create_tables.sql` are left out."""
+    """Return the migrations of a folder, in order; only files with names like `0001_create_tables.sql` are read."""
     found = [(match, file) for file in folder.iterdir() if (match := _FILE.fullmatch(file.name))]
     return sorted(
         Migration(int(match[1]), match[2].replace("_", " "), file.read_text("utf-8")) for match, file in found
@@ -70,15 +70,15 @@ def apply(
     refuse_newer: bool = False,
     must_write: bool = False,
 ) -> list[Migration]:
-    """Apply what is missing, in the transaction under way, and return it.
+    """Apply missing migrations in the current transaction, and return them.
 
     Args:
-        execute: Runs a statement, which may be a whole file, and returns its rows; none for one that has none.
+        execute: Executes a statement or a whole file, and returns its rows; an empty sequence if there are no rows.
         migrations: All migrations of this version, in order.
-        record: The table in which applied ones are kept.
-        database: Which dialect to use for the bookkeeping.
-        refuse_newer: Whether a database with migrations that are not in the list is an error; otherwise they are left alone.
-        must_write: Whether a database that can only be read is an error of the driver's, also if nothing is missing.
+        record: The table of applied migrations.
+        database: The SQL dialect.
+        refuse_newer: Whether unknown applied migrations are an error; otherwise they are ignored.
+        must_write: Whether a read-only database is an error of the driver even if no migration is missing.
 
     Raises:
         MigrationError: The database is newer.
@@ -95,12 +95,12 @@ async def apply_async(
     refuse_newer: bool = False,
     must_write: bool = False,
 ) -> list[Migration]:
-    """As `apply`, with a coroutine function to execute statements."""
+    """Like `apply`, but `execute` is a coroutine function."""
     return await drive_async(_steps(migrations, record, database, refuse_newer, must_write), execute)
 
 
 def drive(flow: Generator[S, R, T], run: Callable[[S], R]) -> T:
-    """Run the statements that a flow asks for, and return what it returns."""
+    """Run a generator with the results of the steps that it yields, and return its return value."""
     try:
         statement = next(flow)
         while True:
@@ -111,7 +111,7 @@ def drive(flow: Generator[S, R, T], run: Callable[[S], R]) -> T:
 
 
 async def drive_async(flow: Generator[S, R, T], run: Callable[[S], Awaitable[R]]) -> T:
-    """As `drive`, with a coroutine function."""
+    """Like `drive`, but `run` is a coroutine function."""
     try:
         statement = next(flow)
         while True:
@@ -124,14 +124,14 @@ async def drive_async(flow: Generator[S, R, T], run: Callable[[S], Awaitable[R]]
 def _steps(
     migrations: Sequence[Migration], record: str, database: Database, refuse_newer: bool, must_write: bool
 ) -> _Steps:
-    """Yield the statements one by one; each is answered by its rows."""
+    """Yield statements one by one, and receive their rows."""
     if database == "postgresql":
         yield _LOCK.format(record)
     ((exists,),) = yield _EXISTS[database].format(record)
     if not exists:
         yield _CREATE.format(record)
     if must_write:
-        yield f"UPDATE {record} SET name = name WHERE number < 0"  # changes nothing, and is refused all the same
+        yield f"UPDATE {record} SET name = name WHERE number < 0"  # changes nothing, but fails on a read-only database
     applied = {number for (number,) in (yield f"SELECT number FROM {record}")}
     newer = applied - {migration.number for migration in migrations}
     if refuse_newer and newer:

@@ -1,11 +1,11 @@
-"""Quotas: how many units in what time, and the text that people write for it.
+"""Quotas: a limit per period, and the parser of their text form.
 
     5/minute    5 per minute    100/15m    10/s burst 20    3 per 2 hours    2/week    0/minute
 
-A quota is a value. It knows nothing of algorithms; `burst` is kept for the one rule that has a use for it.
+A quota is a value without an algorithm; only token buckets use `burst`.
 
-A month and a year have no length of their own, so they are no periods; `calendar` rules count by them, and read their text
-with `parse_calendar`.
+Months and years vary in length, so they are not periods. `calendar` rules use them, and parse their text with
+`parse_calendar`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNIT_NAMES = {"sec": "s", "secs": "s", "min": "m", "mins": "m", "hr": "h", "hrs
 }
 
 Span = Literal["day", "week", "month", "year"]
-"""What a calendar quota counts by."""
+"""The windows of a calendar rule."""
 
 SPANS_US: dict[Span, int] = {
     "day": _UNITS_US["d"],
@@ -53,7 +53,7 @@ SPANS_US: dict[Span, int] = {
     "month": 31 * _UNITS_US["d"],
     "year": MAX_PERIOD_US,
 }
-"""How long each is at most, where no clock is changed: the period of a calendar rule's quotas."""
+"""The longest duration of each span without daylight saving time: the period of a calendar rule's quotas."""
 
 _SPAN_NAMES: dict[str, Span] = {"d": "day", "w": "week"}
 _SPAN_NAMES |= {name: span for span in SPANS_US for name in (span, f"{span}s")}
@@ -61,8 +61,8 @@ _SPAN_NAMES |= {name: span for span in SPANS_US for name in (span, f"{span}s")}
 _EXAMPLES = "write for example '5/minute', '100 per 15 minutes' or '10/s burst 20'"
 _EXAMPLES_OF = {"quota": _EXAMPLES, "calendar quota": "write for example '1000/day' or '10000/month'"}
 
-# Each token is tried at one position, so that an error can point at the place where reading stopped. ASCII digits
-# only: int() would take Arabic-Indic ones too, which is unexpected.
+# Tokens are matched at a known position, so that an error can show where parsing stopped. Only ASCII digits are accepted,
+# although int() accepts others.
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[0-9]+(?![0-9.,_])")
 _PER = re.compile(r"/|per\b", re.IGNORECASE)
@@ -71,12 +71,12 @@ _WORD = re.compile(r"[a-z]+(?![a-z0-9_])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """So many units in a period.
+    """A limit of units per period.
 
     Attributes:
         limit: Units per period; 0 refuses everything.
         period_us: Length of the period in microseconds: whole milliseconds, from 1 ms to 366 days.
-        burst: Most units at once, for a token bucket; `None` means as many as the limit.
+        burst: Highest number of units at once, for a token bucket; `None` means the limit.
     """
 
     limit: int
@@ -91,7 +91,7 @@ class Quota:
         if self.burst is not None:
             check_count("burst", self.burst, 1, MAX_UNITS)
             if self.limit == 0:
-                raise ConfigError(f"burst {self.burst} with a limit of 0: it would never fill again")
+                raise ConfigError(f"burst {self.burst} with a limit of 0: the bucket would never fill again")
 
     @classmethod
     def of(cls, limit: int, per: str | float | timedelta, *, burst: int | None = None) -> Quota:
@@ -100,10 +100,10 @@ class Quota:
 
     @classmethod
     def parse(cls, text: str) -> Quota:
-        """Return the one quota that the text describes.
+        """Return the quota of a text.
 
         Raises:
-            ConfigError: The text is anything else; the message points at the bad part.
+            ConfigError: The text is not a single quota; the message shows the invalid part.
         """
         return _QuotaReader(text).quota()
 
@@ -113,12 +113,12 @@ class Quota:
 
 
 Quotas = tuple[Quota | None, ...]
-"""One quota per rule, in place of that of the tier; `None` leaves that one."""
+"""One quota per rule, instead of the tier's; `None` keeps the tier's."""
 
 
 def parse_quotas(text: str) -> tuple[Quota, ...]:
     """Return the quotas of a text like `5/minute; 50/hour`, in order."""
-    _QuotaReader(text)  # says so if it is no text
+    _QuotaReader(text)  # checks the type
     parts = text.split(";")
     if len(parts) > 1 and not parts[-1].strip():
         parts.pop()  # a closing ';' is harmless
@@ -133,7 +133,7 @@ def parse_calendar(text: str) -> tuple[int, Span]:
     """Return limit and span of a text like `10000/month`.
 
     Raises:
-        ConfigError: The text is anything else; the message points at the bad part.
+        ConfigError: The text is not a calendar quota; the message shows the invalid part.
     """
     return _QuotaReader(text, what="calendar quota").calendar()
 
@@ -142,7 +142,7 @@ def period_from(period: str | float | timedelta, what: str) -> int:
     """Return a period in microseconds, from text like `60s` or `5 minutes`, seconds or a timedelta.
 
     Raises:
-        ConfigError: It is none, or not from 1 ms to 366 days; `what` names it in the message.
+        ConfigError: The period is invalid, or not from 1 ms to 366 days; `what` is its name in the message.
     """
     if isinstance(period, str):
         return _QuotaReader(period, what=what).period()
@@ -159,7 +159,7 @@ def format_period(period_us: int, *, long: bool = False) -> str:
     """Return a period in the largest unit that divides it: `1m`, `15m`, `90s`; long: `minute`, `15m`."""
     unit = next(u for u in ("w", "d", "h", "m", "s", "ms") if period_us % _UNITS_US[u] == 0)
     count = period_us // _UNITS_US[unit]
-    if unit == "w" and count > 1:  # 14 days read better than 2 weeks only to calendars
+    if unit == "w" and count > 1:  # 14d is clearer than 2w
         unit, count = "d", count * 7
     if long and count == 1:
         return _LONG_NAMES[unit]
@@ -167,7 +167,7 @@ def format_period(period_us: int, *, long: bool = False) -> str:
 
 
 class _QuotaReader:
-    """Reads one quota out of a text, remembering where it is."""
+    """Parser of one quota within a text."""
 
     def __init__(self, text: str, start: int = 0, end: int | None = None, what: str = "quota") -> None:
         if not isinstance(text, str):
@@ -246,7 +246,7 @@ class _QuotaReader:
             self.at = at
             if limit is not None and (span := _SPAN_NAMES.get(word)):
                 raise ConfigError(
-                    f"quota {self.text!r}: a {span} has no length of its own; write the rule "
+                    f"quota {self.text!r}: a {span} has no fixed length; write the rule "
                     f"calendar('{limit}/{span}', timezone='UTC'), in a policy file "
                     f'{{ kind = "calendar", quota = "{limit}/{span}" }}, or a period in days'
                 )
@@ -280,7 +280,7 @@ class _QuotaReader:
 
 
 def _whole(digits: str) -> int | None:
-    """Return the number, or `None` if it is above what can be counted exactly."""
+    """Return the number, or `None` if it exceeds `MAX_UNITS`."""
     digits = digits.lstrip("0") or "0"
-    # 16 digits hold every allowed number; int() itself refuses absurdly long ones with a message of its own.
+    # MAX_UNITS has 16 digits; int() raises a different error for very long numbers.
     return int(digits) if len(digits) <= 16 and int(digits) <= MAX_UNITS else None

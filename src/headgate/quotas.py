@@ -1,6 +1,6 @@
-"""Quotas that are not in the rules: given with a call, or looked up by a function of its key and tier.
+"""Quotas from outside the rules: an argument of a call, or the result of a function of key and tier.
 
-What is looked up is kept for a while: it usually lives in a database.
+Results of the function are cached, because they usually come from a database.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ QuotaValue = QuotaLike | Mapping[str, QuotaLike | None]
 """The quota of a limiter's one rule, or quotas by the names of its rules."""
 
 QuotaFunction = Callable[[Key | None, str | None], Any]
-"""From a call's key and tier to its quotas, a `QuotaValue`; `None` for those of the rules."""
+"""A function from key and tier to a `QuotaValue`, or `None` for the quotas of the rules."""
 
 MOST_KEPT = 10_000
-"""Callers whose quotas a limiter keeps at once."""
+"""Size of the cache of a limiter, in callers."""
 
 
 def quotas_of(rules: tuple[Rule, ...], value: QuotaValue | None) -> Quotas | None:
-    """Return the quota of each rule; `None` where there is no other than that of the tier.
+    """Return the quota of each rule; `None` keeps the quota of the tier.
 
     Raises:
         ConfigError: The value does not fit the rules.
@@ -41,7 +41,7 @@ def quotas_of(rules: tuple[Rule, ...], value: QuotaValue | None) -> Quotas | Non
         known = {rule.name for rule in rules}
         if unknown := value.keys() - known:
             raise ConfigError(
-                f"no rule is called {min(unknown)!r}; there is {', '.join(map(repr, sorted(known)))}"
+                f"no rule is called {min(unknown)!r}; the rules are {', '.join(map(repr, sorted(known)))}"
             )
         given = [value.get(rule.name) for rule in rules]
     elif len(rules) == 1:
@@ -58,27 +58,27 @@ def quotas_of(rules: tuple[Rule, ...], value: QuotaValue | None) -> Quotas | Non
 
 
 def caller_of(key: Key | None, tier: str | None) -> object:
-    """Return what the quotas of a call are kept under: its whole key, also where the rules count all callers together."""
+    """Return the cache key of a call: its whole key, even if the rules are shared by all callers, and its tier."""
     if isinstance(key, Mapping):
         return tuple((scope, check_plain(part)) for scope, part in key.items()), tier
     return key if key is None else check_plain(key), tier
 
 
 def check_kept_for(name: str, seconds: float) -> None:
-    """Refuse what is not a time in seconds for which quotas can be kept."""
+    """Refuse an invalid duration for the cache."""
     if not is_number(seconds) or not 0 <= seconds < float("inf"):
         raise ConfigError(f"{name} is seconds, at least 0, not {seconds!r}")
 
 
 class QuotaCache:
-    """What a function has said of callers' quotas, for a while.
+    """Cache of the results of a quota function.
 
     Args:
         rules: The limiter's rules.
-        function: Says what a caller's quotas are.
-        seconds: For how long that is kept; 0 asks it every time.
-        clock: Where time comes from.
-        option: What the function is called where it is given, for messages.
+        function: Returns the quotas of a caller.
+        seconds: How long results are cached; 0 calls the function every time.
+        clock: The clock.
+        option: The name of the argument, for messages.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class QuotaCache:
         self._kept: dict[object, tuple[int, Quotas | None]] = {}
 
     def get(self, caller: object) -> tuple[bool, Quotas | None]:
-        """Return whether a caller's quotas are known, and what they are."""
+        """Return whether a caller's quotas are cached, and the quotas."""
         until, quotas = self._kept.get(caller, (0, None))
         return until > self._clock.now_us(), quotas
 
     def keep(self, caller: object, value: QuotaValue | None) -> Quotas | None:
-        """Return a caller's quotas as the function has said them, and keep them.
+        """Cache a result of the function, and return it as quotas per rule.
 
         Raises:
-            ConfigError: They do not fit the rules.
+            ConfigError: The result does not fit the rules.
         """
         quotas = quotas_of(self._rules, value)
         if self._lasting_us:
             with self._lock:
-                self._kept.pop(caller, None)  # so that the oldest is always the first
+                self._kept.pop(caller, None)  # so that the oldest entry is always first
                 self._kept[caller] = self._clock.now_us() + self._lasting_us, quotas
                 if len(self._kept) > MOST_KEPT:
                     del self._kept[next(iter(self._kept))]

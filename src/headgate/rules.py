@@ -1,9 +1,9 @@
 """Rules: an algorithm with its quota, name and scope.
 
-A rule is a value; it says what is wanted. `headgate.algorithms` turns it into something that decides.
+A rule is a value. `headgate.algorithms` creates the object that decides by it.
 
-Whose units a rule counts is its scope: without one, those of the plain key of the call; with one, those of that entry of
-the call's mapping; with `"*"`, everybody's in one shared counter. What it counts is its unit, by default requests.
+The scope selects the counter: without a scope, a rule counts per plain key; with a scope, per entry of that name in the
+call's mapping; with `"*"`, all callers share one counter. The unit of a rule is requests by default.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ __all__ = ["DEFAULT_BUCKETS", "REQUESTS", "SHARED", "make_rule"]
 Kind = Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket", "concurrent", "calendar"]
 
 QuotaLike = str | int | Quota
-"""What a quota may be given as: text, a value, or of a `concurrent` rule the number."""
+"""A quota as an argument: text, a `Quota`, or a number for a `concurrent` rule."""
 
 RATES: tuple[Kind, ...] = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
-"""The kinds of rules that count what was used in a period."""
+"""The kinds of rules that count units per period."""
 
 SHARED = "*"
-"""The scope of a rule that counts everybody's units together."""
+"""The scope of a rule with one counter for all callers."""
 
 REQUESTS = "requests"
-"""The unit of a rule that names none."""
+"""The default unit of a rule."""
 
 DEFAULT_BUCKETS = 60
-"""The number of buckets of a sliding window that names none."""
+"""The default number of buckets of a sliding window."""
 MAX_BUCKETS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An algorithm with its quota, name and scope; made by the functions below.
+    """An algorithm with its quota, name and scope; created by the functions below.
 
     Attributes:
         kind: The algorithm.
-        quota: What is allowed to everyone without a tier of their own. Its period is the lease of a `concurrent` rule, and
-            the longest that the span of a `calendar` rule can be.
-        name: Part of the identity of its state, together with kind and period; a changed limit keeps what was counted.
-        scope: Whose units are counted.
-        tiers: Quotas by tier; all count in the same state. An unknown tier has the rule's own quota.
-        buckets: For a sliding window: into how many buckets the period is divided.
-        strict: For a sliding window: whether a unit counts until the last instant at which it may have to.
-        unit: What is counted.
-        span: For a calendar: what its windows are.
-        timezone: For a calendar: where its windows begin at midnight.
+        quota: The quota of callers without a tier. Its period is the lease of a `concurrent` rule, and the longest duration
+            of the span of a `calendar` rule.
+        name: Part of the identity of its state, together with kind and period; a changed limit keeps the counts.
+        scope: The scope; see the module.
+        tiers: Quotas by tier; all tiers share the same state. An unknown tier has the rule's quota.
+        buckets: The number of buckets of a sliding window.
+        strict: Whether a sliding window counts a unit until the end of its bucket, so that the limit is never exceeded.
+        unit: The counted unit.
+        span: The windows of a calendar rule.
+        timezone: The time zone of a calendar rule.
     """
 
     kind: Kind
@@ -73,31 +73,31 @@ class Rule:
         return hash((self.kind, self.quota, self.name, self.scope, self.buckets, self.strict, self.unit))
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        # The view of the tiers cannot be pickled or copied, so the dictionary goes instead.
+        # A `MappingProxyType` cannot be pickled or copied.
         values = {own.name: getattr(self, own.name) for own in fields(self)}
         return _restore, ({**values, "tiers": dict(self.tiers)},)
 
     @property
     def identity(self) -> str:
-        """What tells this rule's state from that of the limiter's other rules, and of other kinds and periods."""
+        """The identity of this rule's states within the limiter: kind, period and name."""
         shape = f"{self.kind}/{self.quota.period_us}"
         if self.kind == "sliding_window":
             shape += f"/{self.buckets}/{'strict' if self.strict else 'lenient'}"
         elif self.kind == "concurrent":
-            shape = self.kind  # each lease has its own end, so a changed one keeps what is held
+            shape = self.kind  # each lease has its own end, so a changed lease keeps the held places
         elif self.kind == "calendar":
             shape = f"{self.kind}/{self.span}/{self.timezone}"
         return f"{shape}/{self.name}"
 
     def quota_for(self, tier: str | None) -> Quota:
-        """Return the quota of a tier, or the rule's own if there is none for it."""
+        """Return the quota of a tier, or the rule's quota if the tier is unknown."""
         return self.quota if tier is None else self.tiers.get(tier, self.quota)
 
     def quota_from(self, value: QuotaLike) -> Quota:
-        """Return a quota that this rule can count by, from what a tier or a call gives.
+        """Return the checked quota of a tier or a call.
 
         Raises:
-            ConfigError: It is no quota, has another period, or a burst where there are none.
+            ConfigError: The value is not a quota, has another period, or a burst that this kind of rule does not support.
         """
         quota = self._read(value)
         if quota.period_us != self.quota.period_us:
@@ -120,16 +120,16 @@ class Rule:
                 )
             return Quota(value, self.quota.period_us)
         if self.kind == "calendar":
-            limit, span = parse_calendar(value)  # type: ignore[arg-type]  # it says what is wrong with a number
+            limit, span = parse_calendar(value)  # type: ignore[arg-type]  # it raises ConfigError for a number
             return Quota(limit, SPANS_US[span])
         return Quota.parse(value)  # type: ignore[arg-type]
 
     def data_of(self, quota: Quota) -> str | int:
-        """Return a quota of this rule as a policy file has it: of a concurrent rule, a number."""
+        """Return a quota of this rule as in a policy file: text, or a number for a concurrent rule."""
         return quota.limit if self.kind == "concurrent" else self.text_of(quota)
 
     def text_of(self, quota: Quota) -> str:
-        """Return a quota of this rule as people write it."""
+        """Return a quota of this rule as text."""
         if self.kind == "concurrent":
             return f"{quota.limit} at once"
         if self.kind == "calendar":
@@ -150,7 +150,7 @@ def fixed_window(
 ) -> Rule:
     """Return a rule that counts in windows aligned to the epoch.
 
-    The cheapest rule. Around the edge of two windows up to twice the limit may pass within one period.
+    The cheapest rule. Around the boundary of two windows, up to twice the limit may be admitted within one period.
     """
     return make_rule("fixed_window", quota, scope, tiers, name, unit=unit)
 
@@ -167,8 +167,8 @@ def sliding_window(
 ) -> Rule:
     """Return a rule that counts in small buckets over the last period.
 
-    Strict (the default), no span as long as the period ever holds more than the limit; a unit may count up to one bucket
-    longer than the period. With `strict=False` a unit may be forgotten up to one bucket early instead.
+    If strict (the default), no interval of the length of the period ever contains more than the limit; a unit may count up
+    to one bucket longer than the period. With `strict=False` a unit may expire up to one bucket early instead.
     """
     return make_rule("sliding_window", quota, scope, tiers, name, buckets, strict, unit=unit)
 
@@ -181,7 +181,7 @@ def sliding_log(
     name: str | None = None,
     unit: str = REQUESTS,
 ) -> Rule:
-    """Return a rule that remembers each admitted request: exact to the microsecond, and as large as its limit."""
+    """Return a rule that stores the time of each admitted request: exact to the microsecond, state as large as the limit."""
     return make_rule("sliding_log", quota, scope, tiers, name, unit=unit)
 
 
@@ -196,7 +196,7 @@ def token_bucket(
 ) -> Rule:
     """Return a rule that admits at a steady rate, and up to `burst` units at once (by default the limit).
 
-    Within one period after a pause up to limit + burst may pass. `burst` applies to tiers that name none of their own.
+    Within one period after a pause, up to limit + burst may be admitted. `burst` is the default for tiers.
     """
     return make_rule("token_bucket", quota, scope, tiers, name, burst=burst, unit=unit)
 
@@ -210,19 +210,19 @@ def concurrent(
     name: str | None = None,
     unit: str = REQUESTS,
 ) -> Rule:
-    """Return a rule for how many units may be held at once.
+    """Return a rule that limits how many units are held at once.
 
-    A place is taken by a hold and is free again when the hold ends, however it ends. `lease` bounds how long a holder that
-    crashed keeps its place; one that works for longer calls `hold.renew()` before the lease ends. Only holds can be asked
-    of this rule: a hit or a record has no end.
+    A hold takes a place, and frees it when the hold ends. `lease` limits how long the place of a crashed holder stays
+    taken; longer work calls `hold.renew()` before the lease ends. Only holds work with this rule: a hit or a record has no
+    end.
 
     Args:
         limit: Units at once.
         lease: Text like `60s`, seconds or a timedelta.
-        scope: Whose units are counted.
+        scope: The scope; see the module.
         tiers: Other limits by tier.
         name: The rule's name.
-        unit: What is counted.
+        unit: The counted unit.
     """
     if type(limit) is not int:
         raise ConfigError(f"concurrent counts whole units, as in concurrent(5, lease='60s'), not {limit!r}")
@@ -241,16 +241,16 @@ def calendar(
 ) -> Rule:
     """Return a rule that counts by the days, weeks, months or years of a time zone.
 
-    Each begins at midnight there, a week on Monday. As with `fixed_window`, up to twice the limit may pass around the edge
-    of two of them.
+    Each begins at local midnight, a week on Monday. Like with `fixed_window`, up to twice the limit may be admitted around
+    the boundary of two windows.
 
     Args:
         quota: Text like `10000/month`.
         timezone: A name of the IANA time zone database, like `Europe/Berlin`.
-        scope: Whose units are counted.
+        scope: The scope; see the module.
         tiers: Other quotas by tier, with the same span.
         name: The rule's name.
-        unit: What is counted.
+        unit: The counted unit.
     """
     limit, span = parse_calendar(quota)
     own = Quota(limit, SPANS_US[span])
@@ -258,12 +258,12 @@ def calendar(
 
 
 def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
-    """Return the rules that a limiter was given as text and rules; text means sliding windows.
+    """Return the rules of a limiter from text and rules; text means sliding windows.
 
-    A quota with a burst means a token bucket, the one rule that has bursts.
+    A quota with a burst means a token bucket.
 
     Raises:
-        ConfigError: Two rules have one name, or cannot be asked with the same key.
+        ConfigError: Two rules have the same name, or no key fits all rules.
     """
     rules: list[Rule] = []
     for spec in specs:
@@ -288,7 +288,7 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
 
 
 def scopes_of(rules: Iterable[Rule]) -> frozenset[str]:
-    """Return the entries that a key of these rules needs; none if it is a plain one."""
+    """Return the scopes that a key of these rules needs; empty for plain keys."""
     return frozenset(rule.scope for rule in rules if rule.scope is not None and rule.scope != SHARED)
 
 
@@ -306,10 +306,10 @@ def make_rule(
     span: Span | None = None,
     timezone: str | None = None,
 ) -> Rule:
-    """Return a rule of a kind that is known only at run time; the functions above are the usual way.
+    """Return a rule of a kind that is known only at run time.
 
     Raises:
-        ConfigError: The parts do not go together.
+        ConfigError: The arguments do not fit together.
     """
     check_count("buckets", buckets, 1, MAX_BUCKETS)
     if scope is not None:
@@ -320,7 +320,7 @@ def make_rule(
     quota = quota if isinstance(quota, Quota) else Quota.parse(quota)
     if burst is not None:
         if quota.burst not in (None, burst):
-            raise ConfigError(f"burst={burst} contradicts {str(quota)!r}; say it once")
+            raise ConfigError(f"burst={burst} contradicts {str(quota)!r}; write it once")
         quota = replace(quota, burst=burst)
     if name is None:
         period = span or ("" if kind == "concurrent" else format_period(quota.period_us))

@@ -1,7 +1,7 @@
-"""URLs with a name and a password in them.
+"""Check of URLs with credentials.
 
-Programs disagree about a password that has an `@` or a `/` in it as it is: what is a password for one is a host or a port
-for the next, which prints it when it cannot connect there. So such URLs are refused before anything else reads them.
+Programs disagree about unquoted `@` and `/` in passwords: one program's password is another one's host or port, which it
+prints when it cannot connect. So such URLs are refused before any other code reads them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _UNCLEAR = re.compile(r"[\s\[\]\\\"<>]|%(?![0-9a-f]{2})", re.IGNORECASE)
 _HOST = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]@\\\"]*)(?::[0-9]*)?")
 _WEB = frozenset({"http", "https"})
 _LAST_AT = frozenset({"redis", "rediss", "unix", "valkey", "valkeys"})
-"""Whose programs all agree that the last `@` ends the password."""
+"""Schemes for which all clients agree that the last `@` ends the password."""
 
 
 def check_credentials(url: str) -> None:
-    """Refuse a URL in which name, password and host cannot be separated; a text that is no URL passes.
+    """Refuse a URL whose name, password and host cannot be separated; ignore text that is not a URL.
 
     Raises:
-        ConfigError: It is one. The message does not repeat it.
+        ConfigError: The URL is ambiguous. The message does not contain the URL.
     """
     match = _URL.fullmatch(url)
-    # That has a path and nothing else.
+    # SQLite URLs have only a path.
     if match is None or (scheme := match["scheme"].lower()).startswith("sqlite"):
         return
     user_information, _, hosts = match["authority"].rpartition("@")

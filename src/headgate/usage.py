@@ -1,7 +1,7 @@
-"""How much of a rule a key has used, as the server, its client, the command and the dashboard show it.
+"""Usage of a rule by a key, for the server, its client, the command line and the dashboard.
 
-A decision says how much remains, which is 0 for every key beyond its limit. To learn how far beyond, ask the same rule with
-a limit that no caller reaches. It has the same state, because the state of a rule does not depend on its limit.
+A decision contains the remaining units, which are 0 for every key at or above its limit. The exact usage comes from a check
+of the same rule with an unreachable limit: it has the same state, because the limit is not part of a state's identity.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["RuleUsage", "usage_of", "with_unreachable_limits"]
 
 @dataclass(frozen=True, slots=True)
 class RuleUsage:
-    """What one rule has counted for a key; times in seconds.
+    """The usage of one rule by a key; times in seconds.
 
     Attributes:
         name: The rule's name.
-        limit: The most it admits at once.
-        used: Units that count now, or places that are held; more than the limit if that was lowered, or units were recorded.
+        limit: The highest number of units at once.
+        used: Counted units or held places; above the limit if it was lowered, or if units were recorded.
         remaining: Units left.
-        reset_after: Until nothing is counted any more: of a calendar the end of its window, of places the end of the last
-            lease. `None` if nothing is ever counted.
-        frees_after: Until one more unit would be admitted; 0 is now, `None` is never.
-        scope: Whose units are counted.
+        reset_after: Time until the count is 0: for a calendar the end of its window, for places the end of the last lease.
+            `None` if the rule never counts anything.
+        frees_after: Time until one more unit would be admitted; 0 is now, `None` is never.
+        scope: The scope of the rule.
         kind: The kind of the rule.
-        unit: What it counts.
-        timezone: Of a calendar, its time zone.
-        shadow: Whether the rule only watches.
+        unit: The unit of the rule.
+        timezone: The time zone of a calendar rule.
+        shadow: Whether it is a shadow rule, which never refuses.
     """
 
     name: str
@@ -50,13 +50,13 @@ class RuleUsage:
 
 
 def usage_of(rule: Rule, counted: RuleResult, one_more: RuleResult, *, shadow: bool = False) -> RuleUsage:
-    """Return how much of a rule is used.
+    """Return the usage of a rule.
 
     Args:
         rule: The rule.
-        counted: Its answer to a cost of 0, asked of `with_unreachable_limits(rule)`, which also counts beyond the limit.
-        one_more: Its answer to a cost of 1.
-        shadow: Whether the rule only watches.
+        counted: The result of a check with cost 0 by `with_unreachable_limits(rule)`.
+        one_more: The result of a check with cost 1.
+        shadow: Whether it is a shadow rule.
     """
     used = counted.limit - counted.remaining
     return RuleUsage(
@@ -75,7 +75,7 @@ def usage_of(rule: Rule, counted: RuleResult, one_more: RuleResult, *, shadow: b
 
 
 def with_unreachable_limits(rule: Rule) -> Rule:
-    """Return the rule with the same state and limits that no caller reaches."""
+    """Return a rule with the same state and limits that no caller reaches."""
     quotas = (rule.quota, *rule.tiers.values())
     algorithms = (algorithm_for(rule, quota) for quota in quotas)
     # The largest burst that every tier can count exactly.
@@ -87,5 +87,5 @@ def with_unreachable_limits(rule: Rule) -> Rule:
 def _highest(rule: Rule, quota: Quota, most: int) -> Quota:
     if rule.kind != "token_bucket":
         return Quota(most, quota.period_us)
-    # The bucket must drain as before, so only its burst grows. A bucket with the limit 0 stays empty.
+    # The rate must not change, so only the burst grows. A bucket with the limit 0 stays empty.
     return Quota(quota.limit, quota.period_us, most) if quota.limit else quota

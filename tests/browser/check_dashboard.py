@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, on a real server: `make test-browser`.
+"""The dashboard in a real browser, on a real server: `tools/test_browser.sh`.
 
 Not called test_…, so that `make test` does without a browser. Nothing here waits for a time to pass: Playwright's `expect`
 looks again until the page shows what it must.

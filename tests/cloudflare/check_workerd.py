@@ -1,4 +1,4 @@
-"""The adapter for Cloudflare's KV against a KV namespace of a real workerd: `make test-cloudflare`, needs Node.
+"""The adapter for Cloudflare's KV against a KV namespace of a real workerd: `tools/test_cloudflare.sh`, needs Node.
 
 Not called test_…, so that `make test` does without Node; there, the same adapter meets replies written from the
 documentation.

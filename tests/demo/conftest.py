@@ -17,11 +17,3 @@ def folder() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Leave the user's own cache alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate_services.demo import run_demo
-from headgate_services.demo.errors import DemoError
+from headgate_services.demo import DemoError, run_demo
 from tests.demo.support import (
     BLOCK_ENDS_WITH,
     Block,
@@ -143,6 +142,7 @@ def test_ctrl_c_stops_everything(running: Program, block: Block) -> None:
     assert not Path(block.policy).parent.exists()
 
 
-def test_it_is_for_this_machine_only() -> None:
-    with pytest.raises(DemoError, match=r"this machine only: 127\.0\.0\.1, not '0\.0\.0\.0'"):
-        run_demo("0.0.0.0")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
+def test_it_is_for_this_machine_only(host: str) -> None:
+    with pytest.raises(DemoError, match=rf"this machine only: 127\.0\.0\.1, not {host!r}"):
+        run_demo(host)

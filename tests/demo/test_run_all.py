@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate_services.demo import run_all, services_only
-from headgate_services.demo.errors import DemoError
-from headgate_services.demo.ports import listen
+from headgate_services.demo import DemoError, all_services, run_all
+from headgate_services.demo.hosting import listen
 from tests.demo.support import Program, until_ended
 
 
@@ -79,6 +78,6 @@ def test_a_port_that_is_taken_is_named(environment: dict[str, str], monkeypatch:
 
 def use(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have these variables, and leave its log as it is."""
-    monkeypatch.setattr(services_only, "log_everything", lambda level: None)
+    monkeypatch.setattr(all_services, "configure_logging", lambda level, render: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Run rounds of faults on every store until the time is over: `make faults`, or `python -m tests.faults --help`.
+"""Run rounds of faults on every store until the time is over: `python -m tests.faults`; `--help` lists its options.
 
 After each round a line says what was done in it and in all. A violation ends with exit code 1. Its history is kept, whole
 and cut down to the calls that matter, in the folder that is named; `--replay FILE` checks it again.

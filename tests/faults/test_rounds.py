@@ -1,4 +1,4 @@
-"""A short run of the faults on every store; `make faults` has more of it."""
+"""A short run of the faults on every store; `python -m tests.faults` runs longer."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headgate import Rule, concurrent, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.algorithms import MAX_ENTRIES
 from tests.faults.history import RuleSpec
 
 
@@ -51,7 +52,7 @@ def subjects(scale: int = 1) -> dict[str, Subject]:
         "places": Subject(
             (
                 concurrent(6, lease="700ms", tiers={"pro": 8}),
-                sliding_log(f"{500 * n}/s", name="rate"),
+                sliding_log(f"{min(500 * n, MAX_ENTRIES)}/s", name="rate"),
             ),
             places=True,
         ),

@@ -1,6 +1,6 @@
 """Anything that comes from outside is understood or refused with an error of ours: never a crash, a 5xx or a hang.
 
-`make fuzz` searches each of these for ten minutes, or `FUZZ_MINUTES=`; here a few examples are tried.
+`FUZZ_MINUTES=10 pytest -rP tests/fuzz` searches each of these for ten minutes; without it a few examples are tried.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class Deadlines:
 
     def _counting(self, usual: Callable[[Any], None], count: bool) -> Callable[[Any], None]:
         def change(server: Any) -> None:
+            self.count = self.count or count  # before a pause: a call made during it would have its minute
             usual(server)
             self.count = count
 

@@ -97,7 +97,7 @@ def test_what_the_async_side_alone_has_is_left_out() -> None:
 
 def test_generated_files_say_that_they_are(copied: Path) -> None:
     generated = list(copied.rglob("_sync/*.py"))
-    assert {file.parent.parent.name for file in generated} == {"headgate", "outage", "policy"}
+    assert {file.parent.parent.name for file in generated} == {"headgate", "outage", "policy", "remote"}
     for file in generated:
         source = file.parent.with_name("_async") / file.name
         assert file.read_text().startswith(

@@ -91,8 +91,8 @@ async def test_a_quota_of_a_call(server: Server) -> None:
 @pytest.mark.parametrize(
     ("operation", "body", "complaint"),
     [
-        ("hit", {"cost": {"tokens": 1}}, "counts what is held at once"),
-        ("hold", {"cost": {"requests": 1}}, "counts 'tokens', too"),
+        ("hit", {"cost": {"tokens": 1}}, "is concurrent and counts only holds"),
+        ("hold", {"cost": {"requests": 1}}, "also counts 'tokens'"),
         ("hold", {"cost": {"tokens": 1, "words": 1}}, "does not count 'words'"),
         ("record", {"cost": [1, 2]}, "2 costs for 3 rules"),
     ],

@@ -56,7 +56,7 @@ def warned() -> Iterator[list[str]]:
 async def test_an_answer_that_is_not_awaited_has_no_truth_value(
     limiter: AsyncLimiter, ask: Ask, judge: Callable[[Any], object]
 ) -> None:
-    hint = r"still to be awaited: write `if await limiter\.hit\(key\):`"
+    hint = r"missing await: write `if await limiter\.hit\(key\):`"
     with warned() as messages, pytest.raises(TypeError, match=hint):
         judge(ask(limiter))
     assert messages == []
@@ -141,7 +141,7 @@ async def test_a_task_of_an_answer_can_be_cancelled_and_shown(limiter: AsyncLimi
     limiter._clock.asleep = lambda seconds: asyncio.sleep(30)  # type: ignore[method-assign]
     task = asyncio.create_task(limiter.wait("ada"))
     await asyncio.sleep(0)
-    assert "Awaiting" in repr(task)
+    assert "PendingCall" in repr(task)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

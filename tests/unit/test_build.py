@@ -48,7 +48,7 @@ def compiled_file(module: str) -> Path | None:
 
 
 def test_plain_python_can_be_chosen_at_run_time() -> None:
-    assert run(HEADGATE_PURE="1") == "in plain Python, as HEADGATE_PURE asks for 1"
+    assert run(HEADGATE_PURE="1") == "in plain Python, because HEADGATE_PURE is set 1"
 
 
 IN_TWO_INTERPRETERS = """

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, SQLiteStore
 from headgate.clock import MAX_INSTANT, SteadyClock, WallClock, instant, to_microseconds
-from headgate.http.client import Manners
+from headgate.http.client import OutboundOptions
 from headgate.http.testing import fresh_limits
 from headgate.policy import LivePolicy, Policy
 from headgate.stores.kv import KVStore, MemoryKV
@@ -128,8 +128,8 @@ MADE_WITH_A_CLOCK: dict[str, Callable[..., Any]] = {
     "memory by key and value": MemoryKV,
     "Cloudflare": partial(CloudflareKV, "account", "namespace", "token"),
     "a policy": partial(LivePolicy, Policy({})),
-    "a client": partial(Manners, Limiter, None),
-    "a client with a limiter": partial(Manners, Limiter, Limiter("5/minute")),
+    "a client": partial(OutboundOptions, Limiter, None),
+    "a client with a limiter": partial(OutboundOptions, Limiter, Limiter("5/minute")),
     "fresh limits": lambda clock: fresh_limits(clock=clock).__enter__(),
 }
 

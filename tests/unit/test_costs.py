@@ -57,7 +57,7 @@ def test_places_are_free_when_a_hold_ends_and_the_rest_is_settled() -> None:
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        ({"requests": 1}, "limiter 'model' counts 'tokens', too: say how many in the cost {'requests': 1}"),
+        ({"requests": 1}, "limiter 'model' also counts 'tokens': add it to the cost {'requests': 1}"),
         ({}, "'tokens'"),
         ({"tokens": 1, "tokns": 1}, "does not count 'tokns'; it counts 'requests', 'tokens'"),
         ({"tokens": True}, "whole number"),

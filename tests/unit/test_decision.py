@@ -127,8 +127,11 @@ def test_raise_if_denied_returns_an_admission_and_raises_a_refusal() -> None:
         (made(NO._replace(retry_after_us=1_500_000)), "denied by rule0: 0 of 5 left, retry in 1.5 s"),
         (made(NEVER), "denied by rule0: 0 of 0 left, never admitted"),
         (UNLIMITED, "allowed: no rule applies"),
-        (made(YES).as_degraded(), "allowed by rule0: 7 of 10 left (degraded: the store could not be asked)"),
-        (UNLIMITED.as_degraded(), "allowed: no rule applies (degraded: the store could not be asked)"),
+        (
+            made(YES).as_degraded(),
+            "allowed by rule0: 7 of 10 left (degraded: the store could not be reached)",
+        ),
+        (UNLIMITED.as_degraded(), "allowed: no rule applies (degraded: the store could not be reached)"),
     ],
 )
 def test_a_decision_reads_well_in_a_log(decision: Decision, text: str) -> None:

@@ -42,7 +42,7 @@ def test_rules_that_count_everybody_together_ask_for_no_key(key: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (None, r"a key is missing: say who is limited, as in limiter.hit\('alice'\)"),
+        (None, r"a key is missing: write for example limiter.hit\('alice'\)"),
         (5, r"text or bytes, not 5; write str\(5\)"),
         (("a", "b"), "text or bytes, not"),
         ({"user": "ada"}, "the rules have no scope, so the key is text or bytes, not a mapping"),

@@ -36,7 +36,7 @@ from headgate.quota import MAX_PERIOD_US, MAX_UNITS, Quota
 from headgate.rules import rules_from
 from headgate.stores.base import Gate, Operation, Receipts, new_rlock
 from headgate.stores.counters import OVERFLOW, MemoryGate
-from headgate.stores.meters import FixedMeter, SlidingMeter
+from headgate.stores.meters import FixedMeter
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
@@ -462,7 +462,7 @@ def test_it_says_what_it_keeps() -> None:
     assert guarantees.all_or_nothing
     assert not guarantees.durable
     assert not guarantees.shared
-    assert "each process counts for itself" in guarantees.may_lose
+    assert "each process counts separately" in guarantees.may_lose
 
 
 # --- Whose state is whose --------------------------------------------------------------------------------------------
@@ -763,7 +763,7 @@ def test_a_call_from_inside_a_call_is_refused_at_once_and_harms_nothing(shape: s
         def now_us(self) -> int:
             if self.armed:
                 self.armed = False
-                with pytest.raises(StoreUnavailable, match="in the middle of a call"):
+                with pytest.raises(StoreUnavailable, match="already inside a call"):
                     getattr(limiter, call)("bob")
             return super().now_us()
 
@@ -906,35 +906,6 @@ def test_an_interrupted_call_charges_all_rules_or_none(interruptions: Interrupti
     assert used != {1}
 
 
-@pytest.mark.skipif(is_compiled(), reason="no signal handler runs in the middle of compiled code")
-@pytest.mark.parametrize("place", ["undo", "used", "receipt", "refund"])
-def test_a_call_that_is_interrupted_twice_charges_all_rules_or_none(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second time where it gives back what the first one has left charged."""
-    limiter = Limiter(sliding_log("5/hour"), fixed_window("5/hour"))
-    limiter.hit("ada")
-    interrupted: list[str] = []
-
-    def interrupt(owner: type, name: str, after: list[str]) -> None:
-        function = getattr(owner, name)
-
-        def interrupting(*args: Any) -> Any:
-            if interrupted == after:
-                interrupted.append(name)
-                raise Interrupted
-            return function(*args)
-
-        monkeypatch.setattr(owner, name, interrupting)
-
-    interrupt(FixedMeter, "charge", [])
-    interrupt(MemoryGate if place == "undo" else SlidingMeter, place, ["charge"])
-    with pytest.raises(Interrupted):
-        limiter.hit("ada")
-    assert interrupted == ["charge", place]
-    assert [result.remaining for result in limiter.check("ada", 0).results] == [4, 4]
-
-
 @pytest.mark.skipif(is_compiled(), reason="a test cannot replace a compiled method")
 def test_an_interrupted_hold_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Limiter(concurrent(3, lease="60s"), fixed_window("5/hour"))
@@ -1024,7 +995,7 @@ async def test_a_task_of_an_answer_can_be_described(hooked: bool, clock: FakeClo
     assert all(await asyncio.gather(*tasks))
     assert all("Task" in repr(task) for task in tasks)
     assert (await limiter.check("ada", 0)).remaining == 2
-    with pytest.raises(TypeError, match="awaited"):
+    with pytest.raises(TypeError, match="missing await"):
         bool(limiter.hit("ada"))
 
 

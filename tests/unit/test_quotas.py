@@ -33,7 +33,7 @@ def limiter(*rules: Any, clock: FakeClock | None = None, **options: Any) -> Limi
         ("100/minute burst 5", "no burst"),
         ("100/minut", "unit of time"),
         (100, "quota is text"),
-        ({"typo": "100/minute"}, "no rule is called 'typo'; there is 'fixed_window/1m'"),
+        ({"typo": "100/minute"}, "no rule is called 'typo'; the rules are 'fixed_window/1m'"),
         ({"fixed_window/1m": "1/hour"}, "period"),
     ],
 )

@@ -334,6 +334,6 @@ def test_a_calendar_rule_has_a_span_and_a_time_zone() -> None:
 
 
 @pytest.mark.parametrize("rule", [concurrent(5, lease="60s"), calendar("5/day")], ids=lambda rule: rule.kind)
-def test_a_store_that_does_not_count_a_kind_of_rule_says_so_when_it_is_bound(rule: Rule) -> None:
-    with pytest.raises(ConfigError, match=f"does not count {rule.kind} rules"):
+def test_a_store_refuses_unsupported_kinds_of_rules_when_it_is_bound(rule: Rule) -> None:
+    with pytest.raises(ConfigError, match=f"does not support {rule.kind} rules"):
         AsyncLimiter(rule, name="few", store=KVStore(MemoryKV()))

@@ -150,7 +150,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged(
         await cancelled(limiter.record("alice", 7))
         jam.let_go()
         await limiter.check("alice")
-    assert "could not be done: the disk is full" in caplog.text
+    assert "could not be completed: the disk is full" in caplog.text
 
 
 async def test_closing_lets_what_was_asked_end(tmp_path: Path) -> None:

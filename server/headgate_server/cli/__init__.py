@@ -1,9 +1,9 @@
 """The `headgate` command.
 
-Exit codes: 0 done, 1 it failed (one line on standard error says why; --debug shows the traceback), 2 it was called
-wrongly, 130 it was interrupted. Standard output carries what was asked for, standard error everything else.
+Exit codes: 0 done, 1 it failed (the reason is one line on standard error; --debug shows the traceback), 2 it was called
+wrongly, 130 it was interrupted. Standard output carries the result, standard error everything else.
 
-Every command has its module, which is light to import: what only some of them need, they import when they run.
+Every command has its module, which is light to import: heavy imports happen when a command runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 
-from headgate import HeadgateError
-from headgate_server.cli import benchmark, completion, counts, databases, policies, replays, starting, top
+import headgate
+from headgate import HeadgateError, build
+from headgate_server.cli import completion, counts, policies, replays, stores, top
 from headgate_server.cli.common import DEBUG_HELP, Commands, Failure, Parser, redacted
 
 __all__ = ["main", "make_parser"]
@@ -43,11 +44,20 @@ def make_parser() -> Parser:
         examples=["headgate tour", "headgate check headgate.toml", "headgate serve --help"],
     )
     parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    parser.add_argument("--version", action="version", version=starting.version(), help="print the version")
+    parser.add_argument("--version", action="version", version=_version(), help="print the version")
     parser.set_defaults(command=None, parser=parser)
     commands = Commands(parser, required=False)
     commands.group("begin here")
-    starting.add_first(commands)
+    tour = commands.add(
+        "tour",
+        "see what limiters do, in your terminal, in well under a minute",
+        _tour,
+        about="Every decision that it shows is a real one.",
+        examples=["headgate tour", "headgate tour --fast"],
+    )
+    tour.add_argument(
+        "--fast", action="store_true", help="let time pass on a fake clock instead of waiting for it"
+    )
     commands.group("limiters of a policy file")
     policies.add(commands)
     counts.add(commands)
@@ -55,17 +65,30 @@ def make_parser() -> Parser:
     commands.group("traffic of a log")
     replays.add(commands)
     commands.group("stores")
-    databases.add(commands)
-    benchmark.add(commands)
+    stores.add(commands)
     _add_others(commands)
     commands.group("this program")
-    starting.add_last(commands)
+    commands.add(
+        "version",
+        "print the version, and which build of the core is in use",
+        lambda options: print(_version()),
+    )
     completion.add(commands, parser)
     return parser
 
 
+def _version() -> str:
+    return f"headgate {headgate.__version__}, core {build.describe()}"
+
+
+def _tour(options: argparse.Namespace) -> None:
+    from headgate_server.cli.tour import tour
+
+    tour(fast=options.fast)
+
+
 def _add_others(commands: Commands) -> None:
-    """Add what other distributions bring along: each has a function that adds its commands as an entry point."""
+    """Add the commands of other distributions, which are entry points of the group `headgate.commands`."""
     others = entry_points(group="headgate.commands")
     for other in others:
         other.load()(commands)
@@ -108,7 +131,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _write_anything() -> None:
-    """Let no key be unwritable: what an encoding has no characters for is written as an escape."""
+    """Write characters that the encoding does not have as escapes, so that every key can be written."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -116,7 +139,7 @@ def _write_anything() -> None:
 
 
 def _forget_output() -> None:
-    """Send what is still in the buffer nowhere: the interpreter will flush it once more at its end."""
+    """Discard the buffer of standard output, which the interpreter would flush once more at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What the commands share: how they are declared, how they fail, and how they import what may not be installed."""
+"""Common parts of the commands: parsers, options, failures, and imports of optional packages."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _HIGHEST_PORT = 65_535
 
 
 class Failure(Exception):
-    """Something that the user should read in one line.
+    """An error message for the user, in one line.
 
     Args:
-        message: What went wrong, and what to do about it.
+        message: The error, and how to fix it.
         code: The exit code: 1 if it failed, 2 if it was called wrongly.
     """
 
@@ -41,7 +41,7 @@ class Failure(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, and whose help keeps the lines of what it was given."""
+    """A parser with errors of one line, which keeps the line breaks of its help."""
 
     def __init__(self, *, prog: str, description: str, examples: Sequence[str] = ()) -> None:
         super().__init__(
@@ -74,7 +74,7 @@ class Commands:
 
     Args:
         parser: The parser; its description is followed by the list.
-        word: What a command is called in the usage.
+        word: The placeholder of a command in the usage.
     """
 
     def __init__(self, parser: Parser, word: str = "COMMAND", *, required: bool = True) -> None:
@@ -87,7 +87,7 @@ class Commands:
         self._group = "commands"
 
     def group(self, title: str) -> None:
-        """Begin a group: what is added from now on belongs to it."""
+        """Begin a group for the commands that are added next."""
         self._group = title
 
     def add(
@@ -103,10 +103,10 @@ class Commands:
 
         Args:
             name: Its name.
-            summary: What it does, in a few words, for the list.
-            run: What does it, with the options; the exit code, if it is not 0. Without, it has commands of its own.
-            about: What else its own help says.
-            examples: Lines of a shell, for its own help; by default the command alone.
+            summary: A short description for the list.
+            run: Called with the options; returns the exit code, or `None` for 0. Without it, the command has subcommands.
+            about: More text for its help.
+            examples: Lines of a shell for its help; by default the command alone.
         """
         prog = f"{self._parser.prog} {name}"
         self._listed.setdefault(self._group, []).append((name, summary))
@@ -183,10 +183,10 @@ def read_policy(file: str) -> Policy:
 
 
 def existing_policy(file: str) -> str:
-    """Return the name of a policy file that is there.
+    """Return the name of a policy file that exists.
 
     Raises:
-        PolicyError: There is none, which is how everybody begins: the message shows the smallest one.
+        PolicyError: It does not exist. The message shows the smallest policy file.
     """
     if not Path(file).exists():
         from headgate.policy import PolicyError
@@ -196,14 +196,14 @@ def existing_policy(file: str) -> str:
 
 
 def redacted(error: Exception) -> str:
-    """Return what an error says, in one line and without credentials."""
+    """Return the message of an error, in one line and without credentials."""
     from headgate.observe import redact
 
     return redact(" ".join(str(error).split())) or type(error).__name__
 
 
 def optional(module: str, what: str, requirement: str) -> ModuleType:
-    """Import a part of Headgate whose packages are an extra; `requirement` is what to install for it.
+    """Import a part of Headgate whose packages are an extra; `requirement` is the package to install.
 
     Raises:
         Failure: They are not installed.

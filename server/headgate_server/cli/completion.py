@@ -1,4 +1,4 @@
-"""`completion`: what a shell needs to complete commands and options."""
+"""`completion`: shell scripts that complete commands and options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from headgate_server.cli.common import Commands
 
-# Zsh gives `words` and `path` a meaning of their own: the line that is completed, and where programs are.
+# Zsh reserves `words` (the completed line) and `path` (the folders of programs).
 _BASH = """\
 _headgate() {{
     local offered current typed word
@@ -40,7 +40,7 @@ def add(commands: Commands, parser: argparse.ArgumentParser) -> None:
     """Add the command that prints the completion of a shell, for all commands of a parser."""
     command = commands.add(
         "completion",
-        "print what lets a shell complete this command",
+        "print a script that lets a shell complete this command",
         lambda options: print(script(parser, options.shell), end=""),
         about="Add the output to the start-up file of your shell, or source it.",
         examples=[
@@ -54,7 +54,7 @@ def add(commands: Commands, parser: argparse.ArgumentParser) -> None:
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the completion of a shell."""
     words = {"".join(f" {word}" for word in path): " ".join(each) for path, each in _words(parser, ())}
-    # Options, their values, files and names are no part of a path, and change nothing about what may follow.
+    # Options, their values, files and names do not belong to a path of commands.
     paths = [f'"{path}"' for path in words if path]
     if shell == "fish":
         return _FISH.format(paths=" ".join(paths)) + "".join(
@@ -68,7 +68,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 def _words(
     parser: argparse.ArgumentParser, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield what may follow each command: the commands below it and its options."""
+    """Yield the words that may follow each command: its subcommands and options."""
     words: list[str] = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""`check`, `serve` and `token`: the policy file, and the server that works by it."""
+"""`check`, `serve` and `token`: the policy file, and its server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headgate.policy import Policy
 
 PERMISSIONS = ("decide", "administer")
-"""What a token may be good for."""
+"""The permissions of a token."""
 
 
 def add(commands: Commands) -> None:
@@ -79,7 +79,11 @@ def add(commands: Commands) -> None:
         "--port", type=port, metavar="N", help="which port (default: [server] port of the file, or 8080)"
     )
     serve.add_argument(
-        "--workers", type=_at_least_one, default=1, metavar="N", help="how many processes (default: 1)"
+        "--workers",
+        type=from_to(1, 1_000, "processes"),
+        default=1,
+        metavar="N",
+        help="how many processes (default: 1)",
     )
 
     token = commands.add(
@@ -109,7 +113,7 @@ def add(commands: Commands) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Print what a policy means, or the first mistake in it."""
+    """Explain a policy, or print the first mistake in it."""
     from headgate.policy import PolicyError, explain, find_warnings, parse_policy, read_policy
 
     if options.file == "-":
@@ -166,11 +170,11 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _token(options: argparse.Namespace) -> None:
-    """Print what the file gets, and apart from it the token: `>>headgate.toml` keeps the one without the other."""
+    """Print the lines for the file to standard output and the token to standard error, for `>>headgate.toml`."""
     token = secrets.token_urlsafe(32)
     may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
     print("the token, shown only now:", token, file=sys.stderr, flush=True)
-    # On a line of its own, also in a file whose last line has no end.
+    # An empty line first, because the last line of the file may have no end.
     print(f"\n[server.tokens.{options.name}]")
     print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f"may = [{may}]")
@@ -181,12 +185,5 @@ def _token(options: argparse.Namespace) -> None:
 
 def _token_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise argparse.ArgumentTypeError(f"a name has letters, digits, - and _, which {text!r} has not")
+        raise argparse.ArgumentTypeError(f"invalid name {text!r}; use letters, digits, - and _")
     return text
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"at least 1 is wanted, not {text}")
-    return number

@@ -1,10 +1,24 @@
-"""`replay` and `suggest`, as they are declared; `replaying` does the work."""
+"""`replay` and `suggest`: a policy against the traffic of a log, and limits from it."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from headgate_server.cli.common import Commands, Parser, add_config, from_to
+from headgate.clock import MICROSECONDS
+from headgate_server.cli.common import Commands, Failure, Parser, add_config, from_to, read_policy
+
+if TYPE_CHECKING:
+    from headgate.policy import LimiterPolicy
+    from headgate_server.replay import LogCounts, LogSource
+
+_SECONDS_BETWEEN_PROGRESS = 0.2
 
 _EXPRESSIONS = (
     "Expressions (EXPR) are text with fields of the line in braces, such as {client}, {user|or:client} or "
@@ -12,7 +26,7 @@ _EXPRESSIONS = (
 )
 _LOGS = (
     "Logs are those of nginx and Apache, JSON lines (Caddy, Traefik, Envoy, your own), CSV, and what Headgate has recorded; "
-    "also compressed with gzip or zstd. Lines that cannot be read are counted and shown, with their reason."
+    "also compressed with gzip. Lines that cannot be read are counted and shown, with their reason."
 )
 
 
@@ -20,9 +34,9 @@ def add(commands: Commands) -> None:
     """Add the commands that look at logs."""
     replay = commands.add(
         "replay",
-        "say what a policy would have done with the traffic of a log",
+        "show what a policy would have done with the traffic of a log",
         _replay,
-        about=f"Every request is decided at its own time, by what decides live. {_LOGS} {_EXPRESSIONS}",
+        about=f"Every request is decided at its own time, by the functions that decide live. {_LOGS} {_EXPRESSIONS}",
         examples=[
             "headgate replay access.log",
             "headgate replay access.log.2.gz access.log.1 access.log --html report.html",
@@ -34,7 +48,7 @@ def add(commands: Commands) -> None:
     add_config(replay)
     replay.add_argument("--limiter", metavar="NAME", help="which limiter (default: the only one of the file)")
     replay.add_argument(
-        "--compare", metavar="FILE", help="another policy file: also say what changes, request by request"
+        "--compare", metavar="FILE", help="another policy file: also show what changes, request by request"
     )
     replay.add_argument(
         "--scope",
@@ -69,7 +83,7 @@ def add(commands: Commands) -> None:
         _suggest,
         about="Of every window, the smallest limit that would refuse at most the given share of the requests, and a token "
         "bucket with rate and burst from the data, as lines for a policy file. Each was replayed, so the shares are "
-        f"exact. What matters of the log is kept in a temporary file meanwhile. {_EXPRESSIONS}",
+        f"exact. {_EXPRESSIONS}",
         examples=[
             "headgate suggest access.log",
             "headgate suggest access.log --refuse-at-most 1% --key '{user|or:client}'",
@@ -98,7 +112,7 @@ def _add_log(parser: Parser) -> None:
         "--format",
         metavar="FORMAT",
         default="auto",
-        help="auto, combined, caddy, traefik, envoy, json, csv, csv:COLUMN,COLUMN, headgate, or as nginx ('$remote_addr …') "
+        help="auto, combined, json, csv, csv:COLUMN,COLUMN, headgate, or as nginx ('$remote_addr …') "
         "or Apache ('%%h …') is configured with (default: auto)",
     )
     parser.add_argument("--time", metavar="FIELD", help="the field with the time, for JSON and CSV")
@@ -130,12 +144,144 @@ def _share(text: str) -> float:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    from headgate_server.cli import replaying
+    from headgate_server.replay import (
+        LogCounts,
+        Selection,
+        Simulation,
+        make_report,
+        needs_key,
+        read_requests,
+        report_text,
+        run,
+        scopes_of,
+    )
 
-    replaying.replay(options)
+    files = [options.config, *([options.compare] if options.compare else [])]
+    simulations = [Simulation(_limiter(file, options.limiter), options.model_retries) for file in files]
+    limiters = [simulation.limiter.policy for simulation in simulations]
+    scopes = tuple(dict.fromkeys(scope for limiter in limiters for scope in scopes_of(limiter)))
+    _check_scopes(options, limiters, scopes)
+    selection = Selection(
+        format=options.format,
+        time=options.time,
+        key=options.key,
+        scopes=dict(options.scope),
+        named_scopes=scopes,
+        needs_key=any(map(needs_key, limiters)),
+        cost=options.cost,
+        tier=options.tier,
+        route=options.route,
+        limiter=limiters[0].name,
+        buffer=options.buffer,
+    )
+    counts = LogCounts()
+    with ExitStack() as stack:
+        sources = stack.enter_context(_opened(options.logs))
+        decisions = stack.enter_context(_written(options.decisions)) if options.decisions else None
+        requests = read_requests(sources, selection, counts)
+        progress = stack.enter_context(_shown_progress(sources, counts))
+        replayed = run(requests, simulations, counts, progress=progress, decisions=decisions)
+    if replayed.first is None:
+        raise Failure(_nothing_read(counts))
+    names = [f"{limiter.name} of {file}" for limiter, file in zip(limiters, files, strict=True)]
+    report = make_report(replayed, counts, names, options.buffer)
+    if options.html:
+        from headgate_server.replay.page import report_page
+
+        with _written(options.html) as page:
+            page.write(report_page(report))
+    print(json.dumps(report, indent=2) if options.json else report_text(report))
 
 
 def _suggest(options: argparse.Namespace) -> None:
-    from headgate_server.cli import replaying
+    from headgate_server.replay import LogCounts, Selection, read_requests
+    from headgate_server.replay.report import log_figures
+    from headgate_server.replay.suggest import suggestion, suggestion_text
 
-    replaying.suggest(options)
+    selection = Selection(
+        format=options.format, time=options.time, key=options.key, cost=options.cost, buffer=options.buffer
+    )
+    counts = LogCounts()
+    with ExitStack() as stack:
+        sources = stack.enter_context(_opened(options.logs))
+        requests = read_requests(sources, selection, counts)
+        progress = stack.enter_context(_shown_progress(sources, counts))
+        report = suggestion(requests, options.refuse_at_most, options.name, progress)
+    if not report["requests"]:
+        raise Failure(_nothing_read(counts))
+    first, last = (round(report[end] * MICROSECONDS) for end in ("from", "to"))
+    report["log"] = log_figures(counts, first, last)
+    print(json.dumps(report, indent=2) if options.json else suggestion_text(report))
+
+
+def _nothing_read(counts: LogCounts) -> str:
+    """Return the most frequent reason why no line was replayed, with an example."""
+    if not counts.lines:
+        return "the log is empty"
+    if not counts.bad:
+        return f"none of the {counts.lines:,} lines has a request"
+    reason, lines = max(counts.bad.items(), key=lambda item: item[1].count)
+    return f"none of the {counts.lines:,} lines could be replayed; {lines.count:,}: {reason}, as in {lines.examples[0]}"
+
+
+def _limiter(file: str, name: str | None) -> LimiterPolicy:
+    limiters = read_policy(file).limiters
+    if name is None:
+        if len(limiters) == 1:
+            return next(iter(limiters.values()))
+        raise Failure(f"{file} has several limiters; add --limiter, one of {', '.join(limiters)}", 2)
+    if name not in limiters:
+        raise Failure(f"{file} has no limiter {name!r}; there is {', '.join(limiters)}", 2)
+    return limiters[name]
+
+
+def _check_scopes(
+    options: argparse.Namespace, limiters: Sequence[LimiterPolicy], scopes: tuple[str, ...]
+) -> None:
+    known = ", ".join(scopes) or "none"
+    for scope, _ in options.scope:
+        if scope not in scopes:
+            raise Failure(f"--scope {scope}: no rule counts by it; the scopes are: {known}", 2)
+    plain = [limiter for limiter in limiters if any(rule.scope is None for rule in limiter.rules)]
+    if scopes and plain:
+        raise Failure("one policy counts by plain keys and the other by scopes; they cannot be compared", 2)
+
+
+@contextmanager
+def _opened(names: Sequence[str]) -> Iterator[list[LogSource]]:
+    from headgate_server.replay import LogSource
+
+    if names.count("-") > 1:
+        raise Failure("standard input can be read once; name - once", 2)
+    with ExitStack() as stack:
+        yield [stack.enter_context(LogSource(name)) for name in names]
+
+
+def _written(name: str) -> IO[str]:
+    return Path(name).open("w", encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def _shown_progress(sources: Sequence[LogSource], counts: LogCounts) -> Iterator[Callable[[str], None]]:
+    """Show on standard error how far reading is, if it is a terminal, in one line that disappears at the end."""
+    if not sys.stderr.isatty():
+        yield lambda doing: None
+        return
+    sizes = [source.size for source in sources]
+    whole = sum(size for size in sizes if size is not None) if None not in sizes else 0
+    shown = time.monotonic()
+
+    def show(doing: str) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < _SECONDS_BETWEEN_PROGRESS:
+            return
+        shown = now
+        part = f"{sum(source.consumed for source in sources) / whole:.0%}, " if whole else ""
+        line = f"{doing}: {part}{counts.lines:,} lines"
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,11 +1,8 @@
-"""How the command writes: colours where they are wanted, bars, and progress."""
+"""Colours, bars and small charts for a terminal."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partialmethod
 from math import ceil
 from typing import TextIO
@@ -14,10 +11,10 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class Style:
-    """How text looks on a stream: coloured on a terminal that wants it, plain elsewhere.
+    """Styles of text on a stream: coloured on a terminal that wants it, plain elsewhere.
 
     Args:
-        stream: Where the text will go.
+        stream: The stream that the text goes to.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,15 +64,3 @@ def _can_write(stream: TextIO, text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-@contextmanager
-def progress(text: str) -> Iterator[None]:
-    """Say on standard error what is being done; on a terminal the line goes when it is done."""
-    terminal = sys.stderr.isatty()
-    print(f"{text} …", end="" if terminal else "\n", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`top`: what a running server decides, second by second."""
+"""`top`: the decisions of a running server, second by second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS_SHOWN = 60
 _LONGEST_NAME = 24
 _BAR = 20
 _PAUSE = 1.0
-"""Seconds until a lost server is looked for again."""
+"""Seconds until the next attempt to connect to a lost server."""
 
 # What terminals obey; lines that are too long are cut off by the terminal, which knows how wide its characters are.
 _START = "\x1b[?25l\x1b[?7l\x1b[2J"  # no cursor, no line wrap, a clear screen
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
         "top",
         "watch a server decide, live",
         _top,
-        about="On a terminal the picture is drawn anew every second, until Ctrl-C; elsewhere every second is one line. The "
+        about="On a terminal the screen is redrawn every second, until Ctrl-C; elsewhere every second is one line. The "
         "most refused keys are shown only if the policy file allows it ([server] top_keys).",
         examples=[
             "headgate top",
@@ -52,27 +52,27 @@ def add(commands: Commands) -> None:
 
 
 def _top(options: argparse.Namespace) -> None:
-    from headgate_server.cli.remote import open_server, understood
+    from headgate_server.cli.views import open_server, understood
 
     server = open_server(options.server, options.token)
-    picture = Picture(server.endpoint.name, Style(sys.stdout))
+    screen = TopScreen(server.endpoint.name, Style(sys.stdout))
     with suppress(KeyboardInterrupt), server, understood(server):  # Ctrl-C is how it is ended
         if options.once:
-            next(_followed(server, picture))
-            print("\n".join(picture.lines()))
+            next(_followed(server, screen))
+            print("\n".join(screen.lines()))
         elif sys.stdout.isatty():
-            with _screen():
-                _redraw(server, picture)
+            with _full_screen():
+                _redraw(server, screen)
         else:
-            for tick in _followed(server, picture):
+            for tick in _followed(server, screen):
                 print(line(tick), flush=True)
 
 
-def _followed(server: ServerStore, picture: Picture) -> Iterator[Tick]:
-    """Yield one second after the other, each when it is in the picture.
+def _followed(server: ServerStore, screen: TopScreen) -> Iterator[Tick]:
+    """Add every second to the screen, and yield it.
 
     Raises:
-        HeadgateError: The server cannot be asked, or has ended.
+        HeadgateError: The server failed or ended.
     """
     import msgspec
 
@@ -83,29 +83,29 @@ def _followed(server: ServerStore, picture: Picture) -> Iterator[Tick]:
             for second in msgspec.convert(data, History).ticks:
                 limiters = {name: Figures(*row) for name, row in second.limiters.items()}
                 known = Tick(second.time, limiters, {}, [], [], seconds=second.seconds)
-                picture.remember(known)
+                screen.remember(known)
         elif name == "tick":
             tick = msgspec.convert(data, Tick)
-            picture.remember(tick)
+            screen.remember(tick)
             yield tick
     raise StoreUnavailable(f"{server.endpoint.name} has ended")
 
 
-def _redraw(server: ServerStore, picture: Picture) -> None:
-    """Draw the picture again and again; look for the server again if it goes away."""
+def _redraw(server: ServerStore, screen: TopScreen) -> None:
+    """Draw the screen every second; connect again if the server is lost."""
     while True:
         try:
-            for _ in _followed(server, picture):
-                _draw(picture.lines())
+            for _ in _followed(server, screen):
+                _draw(screen.lines())
         except StoreUnavailable as error:
-            if picture.is_empty:
+            if screen.is_empty:
                 raise
-            _draw([*picture.lines(), "", f"{error}; looking for it again"])
+            _draw([*screen.lines(), "", f"{error}; looking for it again"])
             time.sleep(_PAUSE)
 
 
 @contextmanager
-def _screen() -> Iterator[None]:
+def _full_screen() -> Iterator[None]:
     sys.stdout.write(_START)
     try:
         yield
@@ -135,12 +135,12 @@ def _clock(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"
 
 
-class Picture:
-    """What the server has said in the last minute, as text.
+class TopScreen:
+    """The last minute of a server as text.
 
     Args:
-        title: What stands above it.
-        style: How it looks.
+        title: The heading.
+        style: Colours and bars.
     """
 
     def __init__(self, title: str, style: Style) -> None:
@@ -153,13 +153,13 @@ class Picture:
         return not self._ticks
 
     def remember(self, tick: Tick) -> None:
-        """Add a second; what is there already of it or of later ones is replaced."""
+        """Add a second, in place of the same and later ones."""
         while self._ticks and self._ticks[-1].time >= tick.time:
             self._ticks.pop()
         self._ticks.append(tick)
 
     def lines(self) -> list[str]:
-        """Return the picture as of the newest second."""
+        """Return the screen of the newest second."""
         tick = self._ticks[-1]
         workers = f"{tick.workers} worker{'s' if tick.workers != 1 else ''}"
         lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick.time)}  {workers}"]

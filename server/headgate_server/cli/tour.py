@@ -1,4 +1,4 @@
-"""A walk through what limiters do, with real decisions, for the terminal."""
+"""`tour`: features of limiters in the terminal, with real decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tour(*, fast: bool = False, say: Say = print) -> None:
 def _steady_stream(show: _Show) -> None:
     """A sliding window: 20 per second, asked for twice as often
 
-    Each column is a tenth of a second: what was asked for, and how much of it was admitted (filled).
+    Each column is a tenth of a second: all requests, and the admitted ones (filled).
     """
     limiter = Limiter("20/s", clock=show.clock)
     chart = _Chart(show)
@@ -64,7 +64,7 @@ def _edge_burst(show: _Show) -> None:
 def _all_or_nothing(show: _Show) -> None:
     """Several limits, all or nothing: 5 per user, 8 for everybody, one decision
 
-    What the shared limit refuses is not charged to the user either.
+    A request that the shared limit refuses is not charged to the user either.
     """
     limiter = Limiter(
         sliding_window("5/minute", scope="user"), sliding_window("8/minute", scope="*", name="everybody")

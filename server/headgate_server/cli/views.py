@@ -1,28 +1,34 @@
-"""Limiters as the command sees them: by the stores that a policy file names, or through a running server.
+"""Views of limiters: by the stores that a policy file names, or through a running server.
 
-Nothing here charges anybody. A store is asked what it would answer to a cost of 0, which shows what is counted, and to a
-cost of 1, which shows when there is room for more.
+Nothing is charged. A store is asked for a cost of 0, which shows the counts, and for a cost of 1, which shows when there is
+room for more.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from headgate import Rule, StoreUnavailable
-from headgate.client import KeyState, ServerLimiter, ServerStore
+from headgate import ConfigError, Rule, StoreMisconfigured, StoreUnavailable
 from headgate.keys import Key
 from headgate.observe import redact
-from headgate.policy import LimiterPolicy, Policy, known_tiers
 from headgate.rules import SHARED
 from headgate.stores import Request, Store, open_store
 from headgate.usage import RuleUsage, usage_of, with_unreachable_limits
-from headgate_server.cli.remote import understood
+from headgate_server.cli.common import TOKEN_VARIABLE, Failure
+
+if TYPE_CHECKING:
+    from headgate.client import KeyState, ServerLimiter, ServerStore
+    from headgate.policy import LimiterPolicy, Policy
+
+PATIENCE = 10.0
+"""Seconds without a reply or an event after which a server counts as lost."""
 
 
 class Unseen(Exception):
@@ -31,7 +37,7 @@ class Unseen(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Whose counts are meant: a text that stands for every scope, or an entry per scope."""
+    """The caller to look at: a text that stands for every scope, or an entry per scope."""
 
     text: str | None
     scopes: Mapping[str, str]
@@ -43,7 +49,7 @@ class Asked:
         """Return the key for rules with these scopes.
 
         Raises:
-            Unseen: It is not said who is meant.
+            Unseen: A scope is missing.
         """
         scopes = set(scopes)
         named = sorted(scope for scope in scopes if scope is not None and scope != SHARED)
@@ -56,50 +62,19 @@ class Asked:
         return {scope: self.scopes[scope] for scope in named} or None
 
 
-class View(Protocol):
-    """One limiter."""
-
-    name: str
-    store: str
-    """Where it counts, without credentials."""
-    shared: tuple[str, ...]
-    """Names of the rules that count for everybody together."""
-
-    def key(self, asked: Asked) -> Key | None:
-        """Return the key by which the limiter counts the caller that was named.
-
-        Raises:
-            Unseen: What it counts cannot be seen from here, or it is not said who is meant.
-        """
-
-    def counts(self, key: Key | None, tier: str | None) -> list[RuleUsage]:
-        """Return what was counted for a key, by rule.
-
-        Raises:
-            HeadgateError: The store cannot be asked.
-        """
-
-    def reset(self, key: Key | None) -> None:
-        """Forget what was counted for a key; of a rule for everybody together, for everybody.
-
-        Raises:
-            HeadgateError: The store cannot be asked.
-        """
-
-
 # By the stores of a policy file
 
 
 @contextmanager
-def views_of_policy(policy: Policy) -> Iterator[list[View]]:
-    """Give a view of each limiter; stores are opened when they are asked, and closed at the end."""
+def views_of_policy(policy: Policy) -> Iterator[list[StoreView]]:
+    """Give a view of each limiter; stores are opened when they are used, and closed at the end."""
     with ExitStack() as stack:
         opened = cache(lambda url: stack.enter_context(closing(open_store(url))))
-        yield [_StoreView(limiter, opened) for limiter in policy.limiters.values()]
+        yield [StoreView(limiter, opened) for limiter in policy.limiters.values()]
 
 
 def _check_visible(url: str) -> None:
-    """Refuse stores that only one process can see, and files that asking would make."""
+    """Refuse stores that only one process can see, and files that do not exist yet."""
     scheme, _, rest = url.partition(":")
     path = rest.removeprefix("///")
     if scheme.lower() == "memory" or path == ":memory:":
@@ -108,8 +83,14 @@ def _check_visible(url: str) -> None:
         raise Unseen(f"nothing was counted yet: there is no file {Path(unquote(path)).absolute()}")
 
 
-class _StoreView:
-    """A limiter of a policy file, by its store."""
+class StoreView:
+    """A limiter of a policy file, by its store.
+
+    Attributes:
+        name: The name of the limiter.
+        store: The URL of its store, without credentials.
+        shared: Names of the rules that count everybody together.
+    """
 
     def __init__(self, limiter: LimiterPolicy, opened: Callable[[str], Store]) -> None:
         self.name = limiter.name
@@ -117,18 +98,33 @@ class _StoreView:
         self.shared = tuple(rule.name for rule in limiter.rules if rule.scope == SHARED)
         self._limiter = limiter
         self._opened = opened
-        # All live rules are decided together, each shadow rule for itself. There may be shadow rules only.
+        # All live rules are decided together, each shadow rule alone. There may be shadow rules only.
         self._sets = [(limiter.rules, False)] if limiter.rules else []
         self._sets += [((rule,), True) for rule in limiter.shadow]
 
     def key(self, asked: Asked) -> Key | None:
+        """Return the key by which the limiter counts a caller.
+
+        Raises:
+            Unseen: Its counts cannot be seen from here, or a scope is missing.
+        """
         _check_visible(self._limiter.store)
         return asked.key_for(rule.scope for rules, _ in self._sets for rule in rules)
 
     def counts(self, key: Key | None, tier: str | None) -> list[RuleUsage]:
+        """Return the counts of a key, by rule.
+
+        Raises:
+            HeadgateError: The store failed.
+        """
         return [count for rules, shadow in self._sets for count in self._counts(rules, key, tier, shadow)]
 
     def reset(self, key: Key | None) -> None:
+        """Forget the counts of a key; of a rule that counts everybody together, those of everybody.
+
+        Raises:
+            HeadgateError: The store failed.
+        """
         store = self._opened(self._limiter.store)
         for rules, _ in self._sets:
             store.bind(self.name, rules).reset(_part_for(rules, key))
@@ -136,6 +132,8 @@ class _StoreView:
     def _counts(
         self, rules: tuple[Rule, ...], key: Key | None, tier: str | None, shadow: bool
     ) -> Iterator[RuleUsage]:
+        from headgate.policy import known_tiers
+
         store = self._opened(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
@@ -148,7 +146,7 @@ class _StoreView:
 
 
 def _part_for(rules: tuple[Rule, ...], key: Key | None) -> Key | None:
-    """Return what rules want of a key: each shadow rule is asked for itself, and has fewer scopes than all."""
+    """Return the scopes of a key that rules use: a shadow rule alone has fewer than all rules."""
     if not isinstance(key, Mapping):
         return key
     scopes = {rule.scope for rule in rules}
@@ -158,18 +156,45 @@ def _part_for(rules: tuple[Rule, ...], key: Key | None) -> Key | None:
 # Through a server
 
 
-def views_of_server(server: ServerStore) -> list[View]:
+def open_server(url: str, token: str | None = None) -> ServerStore:
+    """Return a server by its URL; without a token, that of the environment is sent.
+
+    Raises:
+        Failure: The URL or the token cannot be used.
+    """
+    from headgate.client import ServerStore
+
+    try:
+        return ServerStore(url, token=token or os.environ.get(TOKEN_VARIABLE), deadline=PATIENCE)
+    except ConfigError as error:
+        raise Failure(str(error), code=2) from error
+
+
+@contextmanager
+def understood(server: ServerStore) -> Iterator[None]:
+    """Raise StoreMisconfigured if a reply does not have the expected form."""
+    import msgspec
+
+    try:
+        yield
+    except (LookupError, msgspec.ValidationError) as error:
+        raise StoreMisconfigured(
+            f"{server.endpoint.name} did not answer as a Headgate server does"
+        ) from error
+
+
+def views_of_server(server: ServerStore) -> list[ServerView]:
     """Return a view of each limiter of a server.
 
     Raises:
-        HeadgateError: It cannot be asked.
+        HeadgateError: The server failed.
     """
     answers: dict[str, Mapping[str, KeyState]] = {}
-    return [_ServerView(server, limiter, answers) for limiter in server.limiters()]
+    return [ServerView(server, limiter, answers) for limiter in server.limiters()]
 
 
-class _ServerView:
-    """A limiter of a server. One answer has the counts of all limiters, so the views share their answers."""
+class ServerView:
+    """A limiter of a server, with the methods of `StoreView`. One reply has all limiters, so the views share replies."""
 
     def __init__(
         self, server: ServerStore, limiter: ServerLimiter, answers: dict[str, Mapping[str, KeyState]]
@@ -197,3 +222,6 @@ class _ServerView:
 
     def reset(self, key: Key | None) -> None:
         self._server.bind(self.name, self._rules).reset(key)
+
+
+View = StoreView | ServerView

@@ -1,15 +1,15 @@
-r"""Expressions: who a line counts for, and for how much, made from its fields.
+r"""Expressions that make a key, cost, tier or route from the fields of a line.
 
 An expression is text with fields in braces; `{{` and `}}` are plain braces. A field may be followed by filters:
 
     {client}                            a field
     {user|or:client}                    another field where the first is missing
     {http_x_api_key|default:anonymous}  a text where it is missing
-    {path|match:^/api/(\w+)}            what the first group of a pattern finds; missing if it finds nothing
+    {path|match:^/api/(\w+)}            the first group of a pattern; missing if it does not match
     {bytes|per:1024}                    a number divided, rounded up: for costs
     {path|shape}                        numbers and ids in a path replaced by `:id`
     {client|network}                    an address as Headgate counts it: IPv6 by /64, without a port
-    {plan|map:gold=pro,silver=free}     other words; missing if it is none of them
+    {plan|map:gold=pro,silver=free}     other words; missing if no word fits
     {user|hash}                         a digest with a salt of this run, so that a report can be passed on
     {user|lower}  {method|upper}
 
@@ -50,14 +50,14 @@ _LONGEST_REMEMBERED = 256
 
 
 def compile_expression(text: str, lookup: Lookup) -> Getter:
-    """Return what makes the expression's text from a line.
+    """Return a function that makes the text of an expression from a line.
 
     Args:
         text: The expression.
         lookup: Returns the getter of a field, and raises ReplayError if lines cannot have it.
 
     Raises:
-        ReplayError: It is no expression, or names what there is not.
+        ReplayError: It is not valid, or names an unknown field or filter.
     """
     pieces: list[str | Getter] = []
     for found in _PIECE.finditer(text):
@@ -107,7 +107,7 @@ def _field(inside: str, lookup: Lookup, text: str) -> Getter:
 
 
 def first_of(getters: Sequence[Callable[[Row], Value | None]]) -> Callable[[Row], Value | None]:
-    """Return what gets the first field that is there."""
+    """Return a getter of the first field that a line has."""
     if len(getters) == 1:
         return getters[0]
 
@@ -150,7 +150,7 @@ def _matcher(pattern: str, text: str) -> Filter:
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ReplayError(f"expression {text!r}: {pattern!r} is no pattern: {error}") from None
+        raise ReplayError(f"expression {text!r}: {pattern!r} is not a valid pattern: {error}") from None
     group = 1 if compiled.groups else 0
 
     def match(value: str) -> str | None:
@@ -175,7 +175,7 @@ def _divider(argument: str, text: str) -> Filter:
     divisor = int(argument)
 
     def divide(value: str) -> str | None:
-        # What is no number stays as it is: where a number is needed, the line is then counted as bad.
+        # Other text stays unchanged: where a number is needed, the line is then counted as bad.
         return str(-(int(value) // -divisor)) if value.isascii() and value.isdigit() else value
 
     return divide

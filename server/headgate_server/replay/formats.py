@@ -1,96 +1,306 @@
-"""Log formats: how a line becomes fields.
+"""Log formats: JSON, CSV, the common and combined formats, and formats as nginx and Apache are configured with.
 
-A format reads one line at a time and knows nothing of files, policies or what the fields are for. Every format knows the
-same few names, so that an expression works with all of them: `time`, `client`, `user`, `method`, `path` (without the query),
-`query`, `target` (with it), `host`, `status`, `agent`, `bytes`. Besides, a field has the name that the log gives it.
+A format of text becomes a pattern once. Each field ends where the text after it begins; inside quotes a backslash escapes.
+So a line is read in time proportional to its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
 
-from headgate_server.replay.errors import ReplayError
-from headgate_server.replay.expressions import Getter, Row
+from headgate_server.replay.errors import BadLine, ReplayError
+from headgate_server.replay.expressions import Row
+from headgate_server.replay.fields import LogFormat, Value
+from headgate_server.replay.recording import RECORDED, is_recorded, read_recorded
 
-COMMON_NAMES = (
-    "time",
-    "client",
-    "user",
-    "method",
-    "path",
-    "query",
-    "target",
-    "host",
+AUTO = "auto"
+NAMED = ("combined", "common", "json", "csv", RECORDED)
+LINES_LOOKED_AT = 20
+
+_DELIMITERS = ",;\t|"
+
+_QUOTED = r"[^\"\\]*(?:\\.[^\"\\]*)*"
+_COMBINED = re.compile(
+    rf'(\S+) (\S+) ([^\[]*?) ?\[([^\]]*)\] "({_QUOTED})" (\d\d\d|-) (\S+)(?: "({_QUOTED})" "({_QUOTED})")?'
+)
+_COMBINED_NAMES = (
+    "remote_addr",
+    "ident",
+    "remote_user",
+    "time_local",
+    "request",
     "status",
-    "agent",
-    "bytes",
+    "body_bytes_sent",
+    "http_referer",
+    "http_user_agent",
 )
 
-Aliases = Mapping[str, tuple[str, ...]]
-"""By common name, the names that a log may have for it, the best one first."""
+_NGINX = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_APACHE = re.compile(r"%(?:[!\d,]*)[<>]?(?:\{([^}]*)\})?(\^?[a-zA-Z]+|%)")
+_APACHE_LETTERS = {
+    "h": "remote_addr",
+    "a": "remote_addr",
+    "u": "remote_user",
+    "t": "time_local",
+    "r": "request",
+    "s": "status",
+    "b": "body_bytes_sent",
+    "B": "body_bytes_sent",
+    "O": "bytes_sent",
+    "m": "request_method",
+    "U": "uri",
+    "q": "query_string",
+    "v": "server_name",
+    "V": "host",
+}
+"""The names that nginx has for fields of Apache; others keep their letter as their name."""
+_APACHE_NAMED = {"i": "http_", "o": "sent_http_", "e": "env_", "C": "cookie_", "n": "note_", "a": "peer_"}
+_APACHE_EPOCHS = {"%s"} | {
+    moment + unit for moment in ("", "begin:", "end:") for unit in ("sec", "msec", "usec")
+}
 
 
-class LogFormat(Protocol):
-    """One way to write a log."""
+def choose_format(
+    wanted: str, first_lines: Sequence[str], source: str, time: str | None
+) -> tuple[LogFormat, bool]:
+    """Return the format of a log, and whether its first line names columns.
 
-    name: str
+    Args:
+        wanted: A name out of `NAMED`, `csv:` and columns, a format of nginx or Apache, or `auto`.
+        first_lines: The first few lines that are not empty.
+        source: The name of the log in errors.
+        time: The field with the time, for JSON and CSV.
 
-    def read(self, line: str) -> Row:
-        """Return the line as fields.
-
-        Raises:
-            BadLine: It is not written in this format.
-        """
-
-    def time(self) -> Callable[[Row], object]:
-        """Return what gets the time of a line, as it is written.
-
-        Raises:
-            ReplayError: Lines of this format have none that is known as such.
-        """
-
-    def getter(self, name: str) -> Getter:
-        """Return what gets a field of a line: text, or `None` if it is missing.
-
-        Raises:
-            ReplayError: No line of this format can have it.
-        """
-
-
-def present(value: str | None) -> str | None:
-    """Return a field's text; `None` if it is empty, or `-`, which is how logs write that there is none."""
-    return None if not value or value == "-" else value
+    Raises:
+        ReplayError: The format is unknown, or cannot be detected.
+    """
+    if wanted == AUTO:
+        return _detected(first_lines, source, time)
+    if wanted in ("combined", "common"):
+        return combined(), False
+    if wanted == RECORDED:
+        return LogFormat(RECORDED, read_recorded, _json_value), False
+    if wanted == "json":
+        return json_format(time), False
+    if wanted == "csv":
+        return csv_format(first_lines[0] if first_lines else "", time), True
+    if wanted.startswith("csv:"):
+        return csv_format(wanted.removeprefix("csv:"), time), False
+    if "$" in wanted:
+        return nginx(wanted), False
+    if "%" in wanted:
+        return apache(wanted), False
+    raise ReplayError(
+        f"there is no format {wanted!r}; there is {', '.join(NAMED)}, or write it as nginx ('$remote_addr …') or "
+        f"Apache ('%h …') is configured with"
+    )
 
 
-def of_target(name: str, target: Getter) -> Getter:
-    """Return what gets `path`, `query` or `target` where the log has only the whole target."""
-    if name == "target":
-        return target
-    is_path = name == "path"
+def _detected(first_lines: Sequence[str], source: str, time: str | None) -> tuple[LogFormat, bool]:
+    for line in first_lines:  # the first one may be broken
+        if line.startswith("{"):
+            try:
+                name = RECORDED if is_recorded(json.loads(line)) else "json"
+            except (ValueError, RecursionError):
+                continue
+            return choose_format(name, first_lines, source, time)
+        try:
+            combined().read(line)
+        except BadLine:
+            continue
+        return combined(), False
+    header = first_lines[0] if first_lines else ""
+    if _is_header(header):
+        return csv_format(header, time), True
+    shown = f"; it begins with {header[:80]!r}" if header else "; it is empty"
+    raise ReplayError(f"{source}: its first lines do not show its format{shown}. Name it with --format")
 
-    def get(row: Row) -> str | None:
-        text = target(row)
-        if text is None:
+
+def _is_header(line: str) -> bool:
+    """Return whether a line looks like names of columns: at least two, none of them a number."""
+    try:
+        names = csv_format(line).names
+    except ReplayError:
+        return False
+    return len(names) > 1 and all(name.replace("_", "").replace("@", "")[:1].isalpha() for name in names)
+
+
+def json_format(time: str | None = None) -> LogFormat:
+    """Return the format of JSON objects, one to a line.
+
+    A name with dots leads into objects: `request.headers.User-Agent`.
+    """
+    return LogFormat("json", _read_json, _json_value, time_name=time)
+
+
+def _read_json(line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadLine("not JSON") from None
+    if not isinstance(row, dict):
+        raise BadLine("JSON, but no object")
+    return row
+
+
+def _json_value(name: str) -> Value:
+    """Return how to get a value by its name, or else by its path through objects."""
+    path = name.split(".")
+    if len(path) == 1:
+        return lambda row: row.get(name)
+
+    def get(row: Row) -> object:
+        if name in row:
+            return row[name]
+        value = row
+        for part in path:
+            if not isinstance(value, dict):
+                return None
+            value = value.get(part)
+        return value
+
+    return get
+
+
+def csv_format(columns: str, time: str | None = None) -> LogFormat:
+    """Return the format of values between commas, semicolons, tabs or bars, whichever the header has most of.
+
+    Args:
+        columns: The names of the columns, as the first line of a log has them.
+        time: The column with the time, instead of the known names.
+
+    Raises:
+        ReplayError: The columns have no names, or the same name twice.
+    """
+    delimiter = max(_DELIMITERS, key=columns.count)
+    try:
+        names = next(csv.reader([columns], delimiter=delimiter), [])
+    except csv.Error:
+        names = []
+    names = [name.strip().removeprefix("\ufeff") for name in names]
+    if not names or len(set(names)) != len(names) or not all(names):
+        raise ReplayError(
+            f"the first line of a CSV log names its columns, each once, which {columns[:200]!r} does not; "
+            f"name them as --format csv:time,client,path"
+        )
+
+    def read(line: str) -> Row:
+        try:
+            row = next(csv.reader((line,), delimiter=delimiter, strict=True), [])
+        except csv.Error:
+            raise BadLine("not CSV") from None
+        if len(row) != len(names):
+            raise BadLine(f"not {len(names)} columns")
+        return [value.strip() for value in row]
+
+    return LogFormat("csv", read, _by_position(names), names, time)
+
+
+def _text_format(
+    name: str, pattern: re.Pattern[str], names: tuple[str, ...], *, whole_line: bool = True
+) -> LogFormat:
+    """Return the format of lines that a pattern splits into fields, with a group for each name."""
+    match = pattern.fullmatch if whole_line else pattern.match
+
+    def read(line: str) -> Row:
+        found = match(line)
+        if found is None:
+            raise BadLine(f"not a line of the format {name}")
+        return found.groups()
+
+    return LogFormat(name, read, _by_position(names), names)
+
+
+def _by_position(names: Sequence[str]) -> Callable[[str], Value | None]:
+    """Return how to get a field of a row with values in the order of `names`."""
+
+    def own(name: str) -> Value | None:
+        if name not in names:
             return None
-        path, _, query = text.partition("?")
-        return path if is_path else query or None
+        index = names.index(name)
+        return lambda row: row[index]
 
-    return get
-
-
-def of_request(name: str, request: Getter) -> Getter:
-    """Return what gets `method` or `target` of a request line, as in `GET /index.html HTTP/1.1`."""
-    index = 0 if name == "method" else 1
-
-    def get(row: Row) -> str | None:
-        words = (request(row) or "").split(" ", 2)
-        return present(words[index]) if len(words) > 1 else None
-
-    return get
+    return own
 
 
-def unknown_field(name: str, names: Sequence[str], format_name: str) -> ReplayError:
-    """Return the error for a field that lines of a format do not have."""
-    known = ", ".join(dict.fromkeys(names))
-    return ReplayError(f"there is no field {name!r} in this log ({format_name}); it has {known}")
+def combined() -> LogFormat:
+    """Return the combined format of nginx and Apache; also the common format, and what stands behind either."""
+    return _text_format("combined", _COMBINED, _COMBINED_NAMES, whole_line=False)
+
+
+def nginx(text: str) -> LogFormat:
+    """Return a format as `log_format` of nginx has it: `$remote_addr [$time_local] "$request"`.
+
+    Raises:
+        ReplayError: It cannot be read back.
+    """
+    pieces: list[tuple[str, str]] = []
+    end = 0
+    for found in _NGINX.finditer(text):
+        pieces.append((text[end : found.start()], found[1] or found[2]))
+        end = found.end()
+    return _format(text, pieces, text[end:])
+
+
+def apache(text: str) -> LogFormat:
+    r"""Return a format as `LogFormat` of Apache has it: `%h %t \"%r\" %>s`.
+
+    Raises:
+        ReplayError: It cannot be read back.
+    """
+    text = text.replace('\\"', '"')
+    pieces: list[tuple[str, str]] = []
+    end, plain = 0, ""
+    for found in _APACHE.finditer(text):
+        plain += text[end : found.start()]
+        end = found.end()
+        if found[2] == "%":
+            plain += "%"
+            continue
+        name = _apache_name(found[2], found[1], text)
+        if name == "time_local" and not plain.endswith("["):  # %t writes its brackets itself
+            pieces.append((plain + "[", name))
+            plain = "]"
+        else:
+            pieces.append((plain, name))
+            plain = ""
+    return _format(text, pieces, plain + text[end:])
+
+
+def _apache_name(letter: str, argument: str | None, text: str) -> str:
+    if letter == "t" and argument:
+        if argument not in _APACHE_EPOCHS:
+            raise ReplayError(
+                f"format {text!r}: the time %{{{argument}}}t cannot be read; use %t, %{{msec}}t or %{{usec}}t"
+            )
+        return "msec"
+    if argument and letter in _APACHE_NAMED:
+        return _APACHE_NAMED[letter] + re.sub(r"\W", "_", argument).lower()
+    return _APACHE_LETTERS.get(letter, letter)
+
+
+def _format(text: str, pieces: list[tuple[str, str]], tail: str) -> LogFormat:
+    if not pieces:
+        raise ReplayError(
+            f"format {text!r} has no fields; write nginx variables like $remote_addr, or Apache's like %h"
+        )
+    pattern, names = "", []
+    for index, (before, name) in enumerate(pieces):
+        after = pieces[index + 1][0] if index + 1 < len(pieces) else tail
+        is_last = index + 1 == len(pieces)
+        if not after and not is_last:
+            raise ReplayError(
+                f"format {text!r}: nothing stands between {name} and {pieces[index + 1][1]}, so their values run together"
+            )
+        pattern += re.escape(before) + f"({_until(after)})"
+        names.append(name if name not in names else f"{name}_{index + 1}")
+    return _text_format("of your own", re.compile(pattern + re.escape(tail)), tuple(names))
+
+
+def _until(after: str) -> str:
+    if not after:
+        return ".*"
+    return _QUOTED if after[0] == '"' else f"[^{re.escape(after[0])}]*"

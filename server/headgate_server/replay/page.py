@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 
-from headgate_server.replay.report import Report
+from headgate_server.replay.report import Report, Section, keys_text, sections
 from headgate_server.wording import hour, moment, number, percent, span
 
-MOST_BARS = 180
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _WIDTH, _HEIGHT = 1_200, 160
 
@@ -38,16 +37,8 @@ def report_page(report: Report) -> str:
             *_figures(report),
             *_over_time(report),
             '<div class="columns">',
-            *_changes(report),
-            *_rules(report["result"]),
-            *_callers(report["result"]),
-            *_waits(report["result"]),
-            *_keys(report["result"]),
-            *_routes(report["result"]),
-            *_retries(report["result"]),
+            *(line for section in sections(report) if section.name != "hours" for line in _panel(section)),
             "</div>",
-            *_unread(report["log"]),
-            *_notes(report["notes"]),
             "</main>",
             "</body>",
             "</html>",
@@ -82,13 +73,13 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def _figures(report: Report) -> Iterator[str]:
-    result, keys = report["result"], report["result"]["keys"]
-    about = "" if keys["exact"] else "about "
+    result = report["result"]
+    refused_keys, all_keys = keys_text(result)
     tiles = (
         ("Requests", "requests", number(result["requests"]), ""),
         ("Would be refused", "refused", number(result["refused"]), ""),
         ("Share refused", "share", percent(result["refused_share"]), ""),
-        ("Keys refused", "keys", f"{about}{number(keys['refused'])}", f"of {about}{number(keys['all'])}"),
+        ("Keys refused", "keys", refused_keys, f"of {all_keys}"),
     )
     yield '<section aria-labelledby="summary"><h2 id="summary" class="visually-hidden">Summary</h2>'
     yield '<div class="figures">'
@@ -105,9 +96,9 @@ def _over_time(report: Report) -> Iterator[str]:
     policies = [(report["policy"], report["result"])]
     if compare is not None:
         policies.append((compare["policy"], compare["result"]))
-    bars = [_bars(result) for _, result in policies]
-    highest = max(admitted + refused for own in bars for _, admitted, refused in own[1])
-    for (policy, result), own in zip(policies, bars, strict=True):
+    bins = [each for _, result in policies for each in result["timeline"]["bins"]]
+    highest = max(admitted + refused for _, admitted, refused in bins)
+    for policy, result in policies:
         yield '<section class="panel">'
         yield f"<h2>{escape(policy['name'])}: refusals over time</h2>"
         yield '<ul class="rules policy">'
@@ -116,29 +107,12 @@ def _over_time(report: Report) -> Iterator[str]:
             for rule in policy["rules"]
         )
         yield "</ul>"
-        yield from _chart(policy["name"], result, *own, highest)
+        yield from _chart(policy["name"], result, highest)
         yield "</section>"
 
 
-def _bars(result: Report) -> tuple[int, list[tuple[int, int, int]]]:
-    """Return the width of the bars in seconds, and start, admitted and refused of each: no more than fit."""
-    timeline = result["timeline"]
-    width, bins = timeline["seconds"], timeline["bins"]
-    first, last = bins[0][0], bins[-1][0]
-    wider = -(-((last - first) // width + 1) // MOST_BARS) * width
-    merged: dict[int, list[int]] = {}
-    for start, admitted, refused in bins:
-        counts = merged.setdefault((start - first) // wider, [0, 0])
-        counts[0] += admitted
-        counts[1] += refused
-    return wider, [
-        (first + index * wider, admitted, refused) for index, (admitted, refused) in sorted(merged.items())
-    ]
-
-
-def _chart(
-    name: str, result: Report, width: int, bars: list[tuple[int, int, int]], highest: int
-) -> Iterator[str]:
+def _chart(name: str, result: Report, highest: int) -> Iterator[str]:
+    width, bars = result["timeline"]["seconds"], result["timeline"]["bins"]
     first, last = bars[0][0], bars[-1][0] + width
     step = _WIDTH * width / (last - first)
     counts = f"{number(result['admitted'])} admitted, {number(result['refused'])} refused"
@@ -186,125 +160,11 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[s
     yield "</tbody></table>"
 
 
-def _panel(name: str, title: str, lines: Iterable[str]) -> Iterator[str]:
-    inside = list(lines)
-    if inside:
-        yield f'<section class="panel" id="{name}" tabindex="0" aria-label="{escape(title)}"><h2>{escape(title)}</h2>'
-        yield from inside
-        yield "</section>"
-
-
-def _steps(rows: Sequence[tuple[str, int, str]]) -> Iterator[str]:
-    """Yield bars beside each other's words: what, how many, and the kind of bar."""
-    highest = max(count for _, count, _ in rows) or 1
-    yield '<div class="steps">'
-    for words, count, kind in rows:
-        yield (
-            f'<span>{escape(words)}</span><div class="use-bar {kind}" style="--share: {count / highest:.4f}"></div>'
-            f'<span class="number">{number(count)}</span>'
-        )
-    yield "</div>"
-
-
-def _rules(result: Report) -> Iterator[str]:
-    rows = [
-        (rule["name"], number(rule["refused"]), number(rule["refused_alone"])) for rule in result["rules"]
-    ]
-    if result["too_costly"]:
-        costly = number(result["too_costly"])
-        rows.append(("(cost above every capacity)", costly, costly))
-    yield from _panel("rules", "Refused by rule", _table(("Rule", "Refused", "No other rule did"), rows))
-    if result["shadow"]:
-        shadow = [(rule["name"], number(rule["refused"]), number(rule["asked"])) for rule in result["shadow"]]
-        yield from _panel("shadow", "Shadow rules", _table(("Rule", "Would refuse", "Of admitted"), shadow))
-
-
-def _callers(result: Report) -> Iterator[str]:
-    rows = [
-        (caller["key"], number(caller["refused"]), number(caller["requests"]))
-        for caller in result["worst_callers"]
-    ]
-    if rows:
-        yield from _panel("callers", "Most refused callers", _table(("Key", "Refused", "Of"), rows))
-
-
-def _waits(result: Report) -> Iterator[str]:
-    waits = result["waits"]
-    rows = [(step["words"], step["refused"], "is-refused") for step in waits["steps"] if step["refused"]]
-    if waits["never"]:
-        rows.append(("for ever", waits["never"], "is-refused"))
-    if rows:
-        yield from _panel("waits", "How long they would have had to wait", _steps(rows))
-
-
-def _keys(result: Report) -> Iterator[str]:
-    room = result["headroom"]
-    rows = [
-        (f"used up to {step['to']:.0%} of the limit", step["keys"], "")
-        for step in room["steps"]
-        if step["keys"]
-    ]
-    rows.append(("were refused", result["keys"]["refused"], "is-refused"))
-    yield from _panel("keys", "How close to the limit keys came", _steps(rows))
-
-
-def _routes(result: Report) -> Iterator[str]:
-    rows = [
-        (route["route"], number(route["refused"]), number(route["refused"] + route["admitted"]))
-        for route in result["routes"]
-    ]
-    if rows:
-        yield from _panel("routes", "By route", _table(("Route", "Refused", "Of"), rows))
-
-
-def _retries(result: Report) -> Iterator[str]:
-    retries = result["retries"]
-    if retries is not None:
-        rows = (
-            ("More requests", number(retries["made"])),
-            ("Get through", number(retries["admitted"])),
-            (
-                "How long they wait on average",
-                "-" if retries["mean_wait"] is None else span(retries["mean_wait"]),
-            ),
-            ("Give up", number(retries["gave_up"])),
-        )
-        title = f"If the refused try again, up to {retries['tries']} times"
-        yield from _panel("retries", title, _table(("What", "How many"), rows))
-
-
-def _changes(report: Report) -> Iterator[str]:
-    compare = report["compare"]
-    if compare is None:
-        return
-    changes = compare["changes"]
-    rows = [
-        ("Admitted by both", changes["both_admit"], ""),
-        ("Refused by both", changes["both_refuse"], "is-refused"),
-        ("Refused only by the second", changes["newly_refused"], "is-refused"),
-        ("Admitted only by the second", changes["newly_admitted"], ""),
-    ]
-    yield from _panel("changes", f"What {compare['policy']['name']} changes", _steps(rows))
-    for name, title in (
-        ("newly_refused_callers", "Newly refused callers"),
-        ("newly_admitted_callers", "Newly admitted callers"),
-    ):
-        callers = [(caller["key"], number(caller["requests"])) for caller in changes[name]]
-        if callers:
-            yield from _panel(name, title, _table(("Key", "Requests"), callers))
-
-
-def _unread(log: Report) -> Iterator[str]:
-    reasons = [(bad["reason"], bad) for bad in log["bad_by_reason"]]
-    if log["without_key"]["count"]:
-        reasons.append(("no key: the line does not say for whom to count", log["without_key"]))
-    lines = []
-    for reason, bad in reasons:
-        lines.append(f"<p>{number(bad['count'])} {escape(reason)}</p>")
-        lines.append(f'<pre class="examples">{escape(chr(10).join(bad["examples"]))}</pre>')
-    yield from _panel("unread", "Lines that were not replayed", lines)
-
-
-def _notes(notes: Sequence[str]) -> Iterator[str]:
-    items = [f"<li>{escape(note)}</li>" for note in notes]
-    yield from _panel("notes", "What the log cannot tell", ['<ul class="notes">', *items, "</ul>"])
+def _panel(section: Section) -> Iterator[str]:
+    title = escape(section.title)
+    yield f'<section class="panel" id="{section.name}" tabindex="0" aria-label="{title}"><h2>{title}</h2>'
+    if section.rows:
+        yield from _table([heading.capitalize() for heading in section.headings], section.rows)
+    else:
+        yield f'<p class="lines">{escape(chr(10).join(section.lines))}</p>'
+    yield "</section>"

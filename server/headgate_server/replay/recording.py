@@ -1,13 +1,17 @@
-"""Recording what limiters are asked, to replay it later: a hook that appends a line to a file for every hit and hold.
+"""Recorded decisions: a hook that appends a line to a file for every hit and hold, and the reading of these lines.
 
-The file is bounded: when it or its disk is full, recording ends, and the log says so. Each line is one append, so the
-workers of a server may share a file. Only the owner may read it, and with `hash_keys` it holds digests instead of keys:
-those of one file can be compared with each other, but not traced to a person without the salt, a file beside it that can
-be deleted.
+    {"headgate": 1, "at": 1700000000000000, "limiter": "api", "key": "alice", "cost": 1, "tier": null, "allowed": true}
+
+`at` is in microseconds since the epoch. A key of bytes is `{"hex": "…"}`. A key with scopes is in `keys` instead, by scope.
+
+The file is bounded: when it or its disk is full, recording ends with a warning in the log. Each line is one append, so the
+workers of a server may share a file. Only the owner may read it. With `hash_keys` it holds digests instead of keys: they
+can be compared with each other, but not traced to a person without the salt, a file beside it that can be deleted.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -16,31 +20,34 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from headgate import ConfigError, Decision, Hook
 from headgate.clock import Clock, WallClock
 from headgate.costs import total
 from headgate.keys import Key, PlainKey
 from headgate.observe import Call
-from headgate_server.replay.recorded import record_line
+from headgate_server.replay.errors import BadLine
 
 logger = logging.getLogger("headgate")
 
 __all__ = ["DecisionRecorder"]
 
+RECORDED = "headgate"
+"""The name of the format."""
 DEFAULT_BYTES = 100_000_000
 
-_RECORDED = ("hit", "hold")
+_VERSION = 1
+_RECORDED_OPERATIONS = ("hit", "hold")
 _LOOK_EVERY = 256
 """Lines between two looks at the file's size: other processes append to it too."""
 _SALT_BYTES = 32
 
 
 class DecisionRecorder(Hook):
-    """Appends what limiters are asked, and whether it was admitted, to a file.
+    """Hook that appends hits and holds, with their result, to a file.
 
-    A hold is recorded with the cost that it was taken at. What it was settled at, and units recorded after the fact, are
-    not recorded.
+    A hold is recorded with its first cost. Settling it, and units recorded after the fact, are not recorded.
 
     Args:
         file: Where to.
@@ -72,7 +79,7 @@ class DecisionRecorder(Hook):
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
         """Append a line, unless the file or the disk is full."""
-        if self._descriptor is None or call.operation not in _RECORDED:
+        if self._descriptor is None or call.operation not in _RECORDED_OPERATIONS:
             return
         if self._until_look == 0:
             if os.fstat(self._descriptor).st_size >= self._max_bytes:
@@ -128,3 +135,61 @@ def _salt_of(file: Path) -> bytes:
             os.link(name, path)
         Path(name).unlink()
     return path.read_bytes()
+
+
+def record_line(
+    at: int, limiter: str, operation: str, key: Key | None, cost: int, tier: str | None, allowed: bool
+) -> str:
+    """Return a decision as a line, without its end."""
+    line: dict[str, Any] = {"headgate": _VERSION, "at": at, "limiter": limiter, "operation": operation}
+    if isinstance(key, Mapping):
+        line["keys"] = {scope: _written(part) for scope, part in key.items()}
+    elif key is not None:
+        line["key"] = _written(key)
+    return json.dumps(line | {"cost": cost, "tier": tier, "allowed": allowed}, separators=(",", ":"))
+
+
+def is_recorded(row: object) -> bool:
+    """Return whether a JSON value looks like a recorded line."""
+    return isinstance(row, dict) and "headgate" in row and "at" in row
+
+
+def read_recorded(line: str) -> Any:
+    """Return a recorded line as a JSON object.
+
+    Raises:
+        BadLine: It is not a recorded line.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadLine("not JSON") from None
+    if not is_recorded(row) or row["headgate"] != _VERSION:
+        raise BadLine("not a line that Headgate has recorded")
+    return row
+
+
+def key_of(row: Mapping[str, Any]) -> Key | None:
+    """Return the key of a recorded line; `None` if it has none.
+
+    Raises:
+        BadLine: The key cannot be read.
+    """
+    try:
+        if "keys" in row:
+            return {scope: _read(part) for scope, part in row["keys"].items()}
+        return _read(row["key"]) if "key" in row else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise BadLine("a key that cannot be read") from None
+
+
+def _written(part: PlainKey) -> str | dict[str, str]:
+    return part if isinstance(part, str) else {"hex": part.hex()}
+
+
+def _read(part: object) -> PlainKey:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict):
+        return bytes.fromhex(part["hex"])
+    raise TypeError

@@ -1,18 +1,26 @@
-"""What a replay found, as one JSON document; the terminal's text and the page are made from it and from nothing else."""
+"""The report of a replay: one JSON document, the sections that text and page share, and the text for a terminal.
+
+Sections are made from the document alone. Text that others chose is escaped in them.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from headgate import Rule
 from headgate.clock import MICROSECONDS
 from headgate.policy import in_words
-from headgate_server.replay.requests import BadLines, LogCounts
-from headgate_server.replay.running import Replayed
+from headgate_server.replay.requests import LogCounts
+from headgate_server.replay.simulation import Replayed
+from headgate_server.replay.tally import MOST_KEYS
+from headgate_server.wording import hour, moment, number, percent, printable, span
 
 VERSION = 1
+
+_BAR = 24
+_MOST_HOURS = 72
+_LONGEST = 60
 
 Report = dict[str, Any]
 """The document; docs/how-to/replay.md describes its fields."""
@@ -22,9 +30,9 @@ def make_report(replayed: Replayed, counts: LogCounts, policies: Sequence[str], 
     """Return the report of a replay.
 
     Args:
-        replayed: What was found.
-        counts: What was read.
-        policies: What each policy is called: the file, and the limiter in it.
+        replayed: The finished replay.
+        counts: Counts of the lines that were read.
+        policies: The name of each policy: the limiter and its file.
         buffer: How many lines were held to be sorted.
     """
     first, *others = replayed.simulations
@@ -45,13 +53,8 @@ def make_report(replayed: Replayed, counts: LogCounts, policies: Sequence[str], 
     }
 
 
-def as_json_text(report: Report) -> str:
-    """Return a report as it is written for machines."""
-    return json.dumps(report, indent=2)
-
-
 def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
-    """Return what was read of the logs."""
+    """Return the figures of the logs that were read."""
     bad = sorted(counts.bad.items(), key=lambda item: -item[1].count)
     return {
         "files": counts.formats,
@@ -59,10 +62,9 @@ def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
         "from": None if first is None else first / MICROSECONDS,
         "to": None if first is None else last / MICROSECONDS,
         "bad": sum(lines.count for _, lines in bad),
-        "bad_by_reason": [{"reason": reason, **_bad(lines)} for reason, lines in bad],
-        "without_key": _bad(counts.without_key),
-        "other_limiters": counts.other_limiters,
-        "unsorted": counts.unsorted,
+        "bad_by_reason": [
+            {"reason": reason, "count": lines.count, "examples": lines.examples} for reason, lines in bad
+        ],
         "too_late": counts.too_late,
         "latest": counts.latest_us / MICROSECONDS,
         "without_zone": counts.without_zone,
@@ -71,8 +73,8 @@ def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
     }
 
 
-def log_notes(counts: LogCounts, whole_seconds: bool, buffer: int) -> list[str]:
-    """Return what a reader must know about the log, in words."""
+def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
+    """Return notes about the limits of this log."""
     notes = list(counts.problems)
     if counts.too_late:
         notes.append(
@@ -82,16 +84,11 @@ def log_notes(counts: LogCounts, whole_seconds: bool, buffer: int) -> list[str]:
         )
     if counts.without_zone:
         notes.append(f"{counts.without_zone:,} times name no time zone and were read as UTC.")
-    if whole_seconds:
+    if replayed.whole_seconds:
         notes.append(
             "All times in the log are whole seconds. Requests of one second are decided in the order of their lines, as if "
             "they came at its begin; a rule with a period of a second or less looks stricter than it is."
         )
-    return notes
-
-
-def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
-    notes = log_notes(counts, replayed.whole_seconds, buffer)
     if counts.was_refused:
         notes.append(
             f"{counts.was_refused:,} requests of the log were refused at the time. Their callers may have tried again "
@@ -105,28 +102,28 @@ def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
         )
     else:
         notes.append(
-            f"Retries are a model: who is refused comes again as soon as the refusal allows, in whole seconds, at most "
-            f"{retries.counts.tries} times. They are counted apart from the log's requests, but take units like these."
+            f"Retries are a model: a refused caller comes again as soon as the refusal allows, in whole seconds, at most "
+            f"{retries.tries} times. They are counted apart from the log's requests, but take units like these."
         )
     notes.append(
         "What was used before the log begins is not known, so the first period of each rule admits more than it would have. "
-        "If the clock of the server was set meanwhile, times are off by as much."
+        "If the clock of the server was set during the log, times are off by as much."
     )
     for simulation in replayed.simulations:
         if simulation.limiter.left_out:
             notes.append(
-                f"Left out: {', '.join(simulation.limiter.left_out)}. What is held at once is not replayed: most logs do "
-                f"not say how long requests were under way."
+                f"Left out: {', '.join(simulation.limiter.left_out)}. Places that are held at once are not replayed: most "
+                f"logs do not have the duration of requests."
             )
         if simulation.limiter.overflowed:
             notes.append(
-                f"{simulation.limiter.overflowed:,} requests found the memory full, and shared one count instead of having "
-                f"their own: the figures are too strict."
+                f"{simulation.limiter.overflowed:,} requests found the memory full and shared one count: the figures "
+                f"are too strict."
             )
-    if not replayed.simulations[0].tally.keys.is_complete:
+    if not replayed.simulations[0].tally.follows_all_keys:
         notes.append(
-            "There are too many keys to follow each: figures over keys are those of a fair sample, scaled up. Requests, "
-            "rules and hours are exact."
+            f"There are too many keys to follow each: figures over keys are those of the first {MOST_KEYS:,} keys. "
+            f"Requests, rules and hours are exact."
         )
     return notes
 
@@ -135,5 +132,221 @@ def _policy(rules: Sequence[Rule], name: str) -> Report:
     return {"name": name, "rules": [{"name": rule.name, "words": in_words(rule)} for rule in rules]}
 
 
-def _bad(lines: BadLines) -> Report:
-    return {"count": lines.count, "examples": lines.examples}
+class Section(NamedTuple):
+    """A titled part of the report: sentences, or a table whose first column is text and the others numbers."""
+
+    name: str
+    title: str
+    lines: Sequence[str] = ()
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+def report_text(report: Report) -> str:
+    """Return a replay's report as text."""
+    return "\n\n".join("\n".join(part) for part in (_summary(report), *map(_section_text, sections(report))))
+
+
+def sections(report: Report) -> Iterator[Section]:
+    """Yield the parts of a report that have something in them."""
+    result, changes = report["result"], (report["compare"] or {}).get("changes")
+    for section in (
+        _rules(result),
+        _shadow(result),
+        _callers(result),
+        _routes(result),
+        _hours(result),
+        _waits(result),
+        _headroom(result),
+        _retries(result),
+        *([] if changes is None else [_comparison(report), *_changes(changes)]),
+        _unread(report["log"]),
+        Section("notes", "What the log cannot tell", [f"- {printable(note)}" for note in report["notes"]]),
+    ):
+        if section.lines or section.rows:
+            yield section
+
+
+def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table: the first column is text, the others are numbers."""
+    widths = [max(len(row[place]) for row in (headings, *rows)) for place in range(len(headings))]
+    yield title
+    for row in (headings, *rows):
+        first, *others = row
+        cells = "  ".join(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        yield f"  {first:<{widths[0]}}  {cells}".rstrip()
+
+
+def rule_lines(policy: Report) -> Iterator[str]:
+    """Yield the rules of a policy."""
+    yield from (f"- {printable(rule['words'])}  [{printable(rule['name'])}]" for rule in policy["rules"])
+
+
+def keys_text(result: Report) -> tuple[str, str]:
+    """Return how many keys were refused, and how many there are."""
+    keys = result["keys"]
+    at_least = "" if keys["exact"] else "at least "
+    return f"{at_least}{number(keys['refused'])}", f"{at_least}{number(keys['all'])}"
+
+
+def _summary(report: Report) -> Iterator[str]:
+    result, log = report["result"], report["log"]
+    what = next(iter(log["files"])) if len(log["files"]) == 1 else f"{len(log['files'])} files"
+    formats = ", ".join(dict.fromkeys(log["files"].values()))
+    refused_keys, all_keys = keys_text(result)
+    yield (
+        f"{number(log['lines'])} lines of {printable(what)} ({formats}), "
+        f"{moment(log['from'])} to {moment(log['to'])} UTC, {span((log['to'] or 0) - (log['from'] or 0))}"
+    )
+    yield f"Policy: {printable(report['policy']['name'])}"
+    yield from (f"  {line}" for line in rule_lines(report["policy"]))
+    yield ""
+    yield (
+        f"Would have refused {number(result['refused'])} of {number(result['requests'])} requests "
+        f"({percent(result['refused_share'])}), of {refused_keys} of {all_keys} keys."
+    )
+
+
+def _section_text(section: Section) -> Iterator[str]:
+    if section.rows:
+        yield from table(section.title, section.headings, section.rows)
+    else:
+        yield section.title
+        yield from (f"  {line}" for line in section.lines)
+
+
+def _cut(text: str) -> str:
+    """Return text that others chose, printable and short enough for a table."""
+    text = printable(text)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _rules(result: Report) -> Section:
+    rows = [
+        [_cut(rule["name"]), number(rule["refused"]), number(rule["refused_alone"])]
+        for rule in result["rules"]
+    ]
+    if result["too_costly"]:
+        costly = number(result["too_costly"])
+        rows.append(["(cost above every capacity)", costly, costly])
+    return Section("rules", "Refused by rule", (), ("rule", "refused", "no other rule did"), rows)
+
+
+def _shadow(result: Report) -> Section:
+    rows = [[_cut(rule["name"]), number(rule["refused"]), number(rule["asked"])] for rule in result["shadow"]]
+    return Section("shadow", "Shadow rules", (), ("rule", "would refuse", "of admitted"), rows)
+
+
+def _callers(result: Report) -> Section:
+    rows = [
+        [_cut(caller["key"]), number(caller["refused"]), number(caller["requests"])]
+        for caller in result["worst_callers"]
+    ]
+    return Section("callers", "Most refused callers", (), ("key", "refused", "of"), rows)
+
+
+def _routes(result: Report) -> Section:
+    rows = [
+        [_cut(route["route"]), number(route["refused"]), number(route["refused"] + route["admitted"])]
+        for route in result["routes"]
+        if route["refused"]
+    ]
+    return Section("routes", "Refused by route", (), ("route", "refused", "of"), rows)
+
+
+def _hours(result: Report) -> Section:
+    worst = sorted(result["hours"], key=lambda each: -each["refused"])[:_MOST_HOURS]
+    shown = sorted((each for each in worst if each["refused"]), key=lambda each: each["from"])
+    highest = max((each["refused"] for each in shown), default=0)
+    rows = [
+        [
+            hour(each["from"]),
+            number(each["refused"]),
+            number(each["refused"] + each["admitted"]),
+            f"{'#' * max(1, each['refused'] * _BAR // highest):<{_BAR}}",
+        ]
+        for each in shown
+    ]
+    title = "Refused by hour (UTC; without refusals: not shown)"
+    return Section("hours", title, (), ("from", "refused", "of", ""), rows)
+
+
+def _waits(result: Report) -> Section:
+    waits, lines = result["waits"], []
+    if waits["longest"]:
+        lines.append(
+            f"half of them up to {span(waits['p50'])}, 90 % up to {span(waits['p90'])}, "
+            f"99 % up to {span(waits['p99'])}, the longest {span(waits['longest'])}"
+        )
+    if waits["never"]:
+        lines.append(f"{number(waits['never'])} for ever: no waiting would admit them")
+    return Section("waits", "How long the refused would have had to wait", lines)
+
+
+def _headroom(result: Report) -> Section:
+    room, lines = result["headroom"], []
+    if room["keys"]:
+        lines = [
+            (
+                f"Of {number(room['keys'])} keys that were never refused, half used at most {percent(room['p50'])} "
+                f"of their limit, 90 % at most {percent(room['p90'])}, 99 % at most {percent(room['p99'])}."
+            ),
+            f"{number(room['near'])} came within a tenth of it.",
+        ]
+    return Section("headroom", "Head-room of the others", lines)
+
+
+def _retries(result: Report) -> Section:
+    retries = result["retries"]
+    if retries is None:
+        return Section("retries", "")
+    mean = "" if retries["mean_wait"] is None else f", after {span(retries['mean_wait'])} on average"
+    lines = [
+        (
+            f"{number(retries['made'])} more requests; {number(retries['admitted'])} get through{mean}; "
+            f"{number(retries['gave_up'])} give up"
+        )
+    ]
+    if retries["not_modelled"]:
+        lines.append(f"{number(retries['not_modelled'])} are not in the model: too many were waiting")
+    return Section("retries", f"If the refused try again, up to {retries['tries']} times", lines)
+
+
+def _comparison(report: Report) -> Section:
+    changes, result, policy = (report["compare"][name] for name in ("changes", "result", "policy"))
+    lines = [
+        *rule_lines(policy),
+        f"It would have refused {number(result['refused'])} ({percent(result['refused_share'])}).",
+        (
+            f"{number(changes['newly_refused'])} requests would be refused that the first admits, "
+            f"{number(changes['newly_admitted'])} admitted that the first refuses; "
+            f"{number(changes['both_admit'] + changes['both_refuse'])} stay as they are."
+        ),
+    ]
+    return Section("changes", f"Compared with {printable(policy['name'])}", lines)
+
+
+def _changes(changes: Report) -> Iterator[Section]:
+    for name, title in (
+        ("newly_refused_callers", "Newly refused callers"),
+        ("newly_admitted_callers", "Newly admitted callers"),
+    ):
+        rows = [[_cut(caller["key"]), number(caller["requests"])] for caller in changes[name]]
+        yield Section(name, title, (), ("key", "requests"), rows)
+    rows = [
+        [
+            f"{moment(example['time'])}  {_cut(example['key'])}",
+            f"now {example['change']}",
+            _cut(example["rule"] or "-"),
+        ]
+        for example in changes["examples"]
+    ]
+    yield Section("examples", "The first changes, request by request", (), ("request", "change", "by"), rows)
+
+
+def _unread(log: Report) -> Section:
+    lines = []
+    for bad in log["bad_by_reason"]:
+        lines.append(f"{number(bad['count'])}  {bad['reason']}")
+        lines += (f"    {printable(example)}" for example in bad["examples"])
+    return Section("unread", "Lines that were not replayed", lines)

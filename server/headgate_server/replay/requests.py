@@ -1,14 +1,14 @@
-"""From the lines of several logs to requests in the order of time.
+"""Requests of several logs, in the order of time.
 
-Lines are read as they are needed. A server writes a line when a request ends, but may date it by its begin, so lines are a
-little out of order: each log has a buffer that sorts so many lines at a time. A line that is older than what has left the
-buffer is left out and counted, because deciding it at another time would be a guess. What could not be read is counted by
-reason, with a few examples.
+Reading is lazy. A server writes a line when a request ends, but may date it by its begin, so lines are a little out of
+order: each log has a buffer that sorts a bounded number of lines. A line that is older than the last one that left the
+buffer is left out and counted, because deciding it at another time would be a guess. Lines that cannot be replayed are
+counted by reason, with a few examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush, heappushpop, merge
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS
-from headgate_server.replay.detection import LINES_LOOKED_AT, choose_format
 from headgate_server.replay.errors import BadLine, ReplayError
-from headgate_server.replay.expressions import Getter, compile_expression
-from headgate_server.replay.formats import LogFormat
-from headgate_server.replay.recorded import RecordedFormat, key_of
+from headgate_server.replay.expressions import Getter, Row, compile_expression
+from headgate_server.replay.fields import LogFormat
+from headgate_server.replay.formats import LINES_LOOKED_AT, choose_format
+from headgate_server.replay.recording import RECORDED, key_of
 from headgate_server.replay.sources import LONGEST_LINE, LogSource
 from headgate_server.replay.times import TimeReader
 
@@ -34,21 +34,22 @@ _LEAST_BUFFER = 100
 _LONGEST_KEY = 256
 _EXAMPLES = 3
 _LONGEST_EXAMPLE = 160
-_REFUSED = frozenset(("429",))
+_REFUSED = "429"
+_NO_KEY = "no key: the line does not say for whom to count"
 
 
 class LoggedRequest(NamedTuple):
     """One request of a log.
 
     Attributes:
-        at: When, in microseconds since the epoch.
-        order: Tells requests of the same time apart: those of a log stay in their order.
-        key: Who, as the limiter is asked.
-        caller: Who, as the report says it.
-        cost: How many units.
+        at: The time, in microseconds since the epoch.
+        order: Keeps requests of the same time in the order of their lines.
+        key: The key for the limiter.
+        caller: The key as the report shows it.
+        cost: The number of units.
         tier: The caller's tier.
-        route: What was asked for.
-        was_refused: Whether the log says that it was refused then.
+        route: The route, or `None`.
+        was_refused: Whether it was refused at the time.
     """
 
     at: int
@@ -63,19 +64,19 @@ class LoggedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to make of a line: expressions, and which format it has.
+    """Options of reading a log: its format, and expressions that make a request from a line.
 
     Attributes:
-        format: As for `choose_format`.
-        time: The field with the time, for JSON and CSV; by default those that are known.
-        key: Who a request counts for; `None` for `DEFAULT_KEY`. It stands for every scope that `scopes` does not name.
-        scopes: Who it counts for, by scope.
-        named_scopes: The scopes that the limiter counts by; none for plain keys.
-        needs_key: Whether a line without a key is left out; not if all rules count everybody together.
-        cost: How many units.
-        tier: The caller's tier; `None` for none.
-        route: What the report groups by; `None` for `DEFAULT_ROUTE`, where lines have that.
-        limiter: Of recorded lines only those of this limiter; `None` for all.
+        format: The format, as `choose_format` takes it.
+        time: The field with the time, for JSON and CSV; by default the known names.
+        key: The caller; `None` for `DEFAULT_KEY`. It stands for every scope that `scopes` does not name.
+        scopes: The caller, by scope.
+        named_scopes: The scopes that the limiter counts by; empty for plain keys.
+        needs_key: Whether a line without a key is left out; false if all rules count everybody together.
+        cost: The number of units.
+        tier: The caller's tier, or `None`.
+        route: The field to group by; `None` for `DEFAULT_ROUTE`, if lines have that.
+        limiter: The limiter whose recorded lines are replayed; `None` for all.
         buffer: How many lines are held to be sorted.
     """
 
@@ -94,7 +95,7 @@ class Selection:
 
 @dataclass(slots=True)
 class BadLines:
-    """Lines that could not be read for one reason."""
+    """Lines that could not be replayed for one reason."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -102,28 +103,21 @@ class BadLines:
 
 @dataclass(slots=True)
 class LogCounts:
-    """What was read, and what could not be.
+    """Counts of the lines that were read.
 
     Attributes:
         lines: All lines.
-        empty: Lines with nothing in them.
-        bad: Lines that could not be read, by reason.
-        without_key: Lines without a key.
-        other_limiters: Recorded lines of other limiters, or of operations that decide nothing.
-        unsorted: Lines that were older than one before them, and were put in order.
-        too_late: Lines that were too old for that, and were left out.
-        latest_us: By how much the worst of these was late.
+        bad: Lines that could not be replayed, by reason.
+        too_late: Lines that were too old to be put in order, and were left out.
+        latest_us: The largest delay of such a line.
         was_refused: Requests that were refused at the time.
-        problems: Logs whose end could not be read, in words.
+        problems: Errors that ended reading before the end of a log.
         formats: The format of each log.
+        times: The readers of times, one for each log.
     """
 
     lines: int = 0
-    empty: int = 0
     bad: dict[str, BadLines] = field(default_factory=dict)
-    without_key: BadLines = field(default_factory=BadLines)
-    other_limiters: int = 0
-    unsorted: int = 0
     too_late: int = 0
     latest_us: int = 0
     was_refused: int = 0
@@ -137,27 +131,16 @@ class LogCounts:
         return sum(reader.without_zone for reader in self.times)
 
     def add_bad(self, reason: str, where: str, line: str) -> None:
-        """Count a line that could not be read."""
-        _count(self.bad.setdefault(reason, BadLines()), where, line)
-
-    def add_without_key(self, where: str, line: str) -> None:
-        """Count a line without a key."""
-        _count(self.without_key, where, line)
-
-
-def _count(lines: BadLines, where: str, line: str) -> None:
-    lines.count += 1
-    if len(lines.examples) < _EXAMPLES:
-        shown = line if len(line) <= _LONGEST_EXAMPLE else line[:_LONGEST_EXAMPLE] + "…"
-        lines.examples.append(f"{where}: {shown}")
+        """Count a line that could not be replayed."""
+        bad = self.bad.setdefault(reason, BadLines())
+        bad.count += 1
+        if len(bad.examples) < _EXAMPLES:
+            shown = line if len(line) <= _LONGEST_EXAMPLE else line[:_LONGEST_EXAMPLE] + "…"
+            bad.examples.append(f"{where}: {shown}")
 
 
-class _Skipped(Exception):
-    """A recorded line that has nothing to decide here."""
-
-
-Extract = Callable[[str], LoggedRequest | None]
-"""Returns the request of a line, or `None` if it has no key; raises BadLine."""
+Extract = Callable[[str], LoggedRequest]
+"""Returns the request of a line, or raises BadLine."""
 
 
 def read_requests(
@@ -170,68 +153,60 @@ def read_requests(
     """
     numbers = count()
     room = max(_LEAST_BUFFER, selection.buffer // max(1, len(sources)))
-    # All are opened now, so that what is wrong with the last one is not said after an hour.
-    opened = [_Opened(source, selection, counts, numbers) for source in sources]
-    logs = [in_order(log.requests(), room, counts) for log in opened]
+    # All are opened now, so that an error in the last one is not reported after an hour.
+    opened = [_open(source, selection, counts, numbers) for source in sources]
+    logs = [in_order(requests, room, counts) for requests in opened]
     return logs[0] if len(logs) == 1 else merge(*logs)
 
 
-class _Opened:
-    """One log, whose format is known."""
+def _open(
+    source: LogSource, selection: Selection, counts: LogCounts, numbers: Iterator[int]
+) -> Iterator[LoggedRequest]:
+    """Choose the format of a log, and return its requests in the order of the lines."""
+    lines = source.lines()
+    first: list[bytes | None] = []
+    texts: list[str] = []
+    for line in lines:
+        first.append(line)
+        if line is not None and (text := _text(line)):
+            texts.append(text)
+        if len(texts) >= LINES_LOOKED_AT or len(first) >= 10 * LINES_LOOKED_AT:
+            break
+    log_format, has_header = choose_format(selection.format, texts, source.name, selection.time)
+    counts.formats[source.name] = log_format.name
+    extract = _extractor(log_format, selection, counts, numbers)
+    return _requests(source, chain(first, lines), extract, counts, has_header=has_header)
 
-    def __init__(
-        self, source: LogSource, selection: Selection, counts: LogCounts, numbers: Iterator[int]
-    ) -> None:
-        self._source = source
-        self._counts = counts
-        lines = source.lines()
-        first: list[bytes | None] = []
-        texts: list[str] = []
-        for line in lines:
-            first.append(line)
-            if line is not None and (text := _text(line)):
-                texts.append(text)
-            if len(texts) >= LINES_LOOKED_AT or len(first) >= 10 * LINES_LOOKED_AT:
-                break
-        self._lines = chain(first, lines)
-        log_format, has_header = choose_format(selection.format, texts, source.name, selection.time)
-        self._header = texts[0] if has_header and texts else None
-        counts.formats[source.name] = log_format.name
-        self._extract = _extractor(log_format, selection, counts, numbers)
 
-    def requests(self) -> Iterator[LoggedRequest]:
-        """Yield the requests in the order of the lines."""
-        counts, extract, header, name = self._counts, self._extract, self._header, self._source.name
-        number = 0
-        for line in self._lines:
-            number += 1
-            counts.lines += 1
-            if line is None:
-                counts.add_bad(f"longer than {LONGEST_LINE:,} bytes", f"{name}:{number}", "…")
-                continue
-            text = _text(line)
-            if not text:
-                counts.empty += 1
-                continue
-            if header is not None:
-                header = None
-                continue
-            try:
-                request = extract(text)
-            except BadLine as error:
-                counts.add_bad(error.reason, f"{name}:{number}", text)
-                continue
-            except _Skipped:
-                counts.other_limiters += 1
-                continue
-            if request is None:
-                counts.add_without_key(f"{name}:{number}", text)
-                continue
-            if request.was_refused:
-                counts.was_refused += 1
-            yield request
-        if self._source.problem is not None:
-            counts.problems.append(self._source.problem)
+def _requests(
+    source: LogSource,
+    lines: Iterable[bytes | None],
+    extract: Extract,
+    counts: LogCounts,
+    *,
+    has_header: bool,
+) -> Iterator[LoggedRequest]:
+    for number, line in enumerate(lines, start=1):
+        counts.lines += 1
+        if line is None:
+            counts.add_bad(f"longer than {LONGEST_LINE:,} bytes", f"{source.name}:{number}", "…")
+            continue
+        text = _text(line)
+        if not text:
+            continue
+        if has_header:
+            has_header = False
+            continue
+        try:
+            request = extract(text)
+        except BadLine as error:
+            counts.add_bad(error.reason, f"{source.name}:{number}", text)
+            continue
+        if request.was_refused:
+            counts.was_refused += 1
+        yield request
+    if source.problem is not None:
+        counts.problems.append(source.problem)
 
 
 def _text(line: bytes) -> str:
@@ -239,23 +214,18 @@ def _text(line: bytes) -> str:
 
 
 def in_order(requests: Iterator[LoggedRequest], room: int, counts: LogCounts) -> Iterator[LoggedRequest]:
-    """Yield requests in the order of time, with a buffer for so many.
+    """Yield requests in the order of time, with a buffer of `room` requests.
 
-    Bounded by a number and not by a time: a single line with a date far ahead then stays in the buffer, instead of making
-    everything after it too late.
+    The bound is a number and not a time: a single line with a date far ahead then stays in the buffer, instead of making
+    all lines after it too late.
     """
     buffer: list[LoggedRequest] = []
-    newest = done = -1
+    done = -1
     for request in requests:
-        at = request.at
-        if at < newest:
-            if at < done:
-                counts.too_late += 1
-                counts.latest_us = max(counts.latest_us, done - at)
-                continue
-            counts.unsorted += 1
-        else:
-            newest = at
+        if request.at < done:
+            counts.too_late += 1
+            counts.latest_us = max(counts.latest_us, done - request.at)
+            continue
         if len(buffer) < room:
             heappush(buffer, request)
         else:
@@ -269,7 +239,7 @@ def in_order(requests: Iterator[LoggedRequest], room: int, counts: LogCounts) ->
 def _extractor(
     log_format: LogFormat, selection: Selection, counts: LogCounts, numbers: Iterator[int]
 ) -> Extract:
-    if isinstance(log_format, RecordedFormat):
+    if log_format.name == RECORDED:
         return _recorded(log_format, selection, numbers)
     times = TimeReader()
     counts.times.append(times)
@@ -281,62 +251,50 @@ def _extractor(
     status_of = _optional(log_format, "status")
     needs_key = selection.needs_key
 
-    def extract(line: str) -> LoggedRequest | None:
+    def extract(line: str) -> LoggedRequest:
         row = read(line)
-        key, caller = key_of_row(row)
+        key = key_of_row(row)
         if key is None and needs_key:
-            return None
+            raise BadLine(_NO_KEY)
         at = read_time(time_of(row))
-        route = None if route_of is None else route_of(row)
         return LoggedRequest(
             at,
             next(numbers),
             key,
-            caller,
+            key if isinstance(key, str) else caller_name(key),
             1 if cost_of is None else _units(cost_of(row)),
             None if tier_of is None else tier_of(row),
-            route if route is None or len(route) <= _LONGEST_KEY else shortened(route),
-            status_of is not None and status_of(row) in _REFUSED,
+            None if route_of is None else _shortened(route_of(row)),
+            status_of is not None and status_of(row) == _REFUSED,
         )
 
     return extract
 
 
-def _keys(log_format: LogFormat, selection: Selection) -> Callable[[object], tuple[Key | None, str]]:
+def _keys(log_format: LogFormat, selection: Selection) -> Callable[[Row], Key | None]:
+    default = selection.key or DEFAULT_KEY
     if not selection.named_scopes:
-        plain = compile_expression(selection.key or DEFAULT_KEY, log_format.getter)
-
-        def of_row(row: object) -> tuple[Key | None, str]:
-            key = plain(row)
-            if key is not None and len(key) > _LONGEST_KEY:
-                key = shortened(key)
-            return key, key or "unknown"
-
-        return of_row
-    parts = [
-        (
-            scope,
-            compile_expression(
-                selection.scopes.get(scope) or selection.key or DEFAULT_KEY, log_format.getter
-            ),
-        )
+        plain = compile_expression(default, log_format.getter)
+        return lambda row: _shortened(plain(row))
+    getters = {
+        scope: compile_expression(selection.scopes.get(scope) or default, log_format.getter)
         for scope in selection.named_scopes
-    ]
+    }
 
-    def of_scopes(row: object) -> tuple[Key | None, str]:
+    def of_scopes(row: Row) -> Key | None:
         key = {}
-        for scope, getter in parts:
-            part = getter(row)
+        for scope, getter in getters.items():
+            part = _shortened(getter(row))
             if part is None:
-                return None, ""
-            key[scope] = part if len(part) <= _LONGEST_KEY else shortened(part)
-        return key, caller_name(key)
+                return None
+            key[scope] = part
+        return key
 
     return of_scopes
 
 
 def caller_name(key: Key | None) -> str:
-    """Return who a key means, for people."""
+    """Return a key as the report shows it."""
     if isinstance(key, Mapping):
         return ", ".join(f"{scope}={caller_name(part)}" for scope, part in key.items())
     if isinstance(key, bytes):
@@ -344,14 +302,16 @@ def caller_name(key: Key | None) -> str:
     return key or "everybody"
 
 
-def shortened(text: str) -> str:
-    """Return a long text as its beginning and a digest, so that memory is bounded and no two become one."""
+def _shortened(text: str | None) -> str | None:
+    """Return a long text as its beginning and a digest, so that memory is bounded and different texts stay different."""
+    if text is None or len(text) <= _LONGEST_KEY:
+        return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{text[:64]}…{digest}"
 
 
 def _cost(text: str, log_format: LogFormat) -> Getter | None:
-    """Return what gets the cost; `None` if it is always 1."""
+    """Return how to get the cost; `None` if it is always 1."""
     if text == "1":
         return None
     if "{" not in text and not (text.isascii() and text.isdigit()):
@@ -363,7 +323,7 @@ def _units(text: str | None) -> int:
     if text is None:
         raise BadLine("no cost")
     if not (text.isascii() and text.isdigit() and len(text) < 17):
-        raise BadLine("a cost that is no whole number")
+        raise BadLine("a cost that is not a whole number")
     return min(int(text), MAX_UNITS)
 
 
@@ -373,7 +333,7 @@ def _route(log_format: LogFormat, selection: Selection) -> Getter | None:
     try:
         return compile_expression(DEFAULT_ROUTE, log_format.getter)
     except ReplayError:
-        return None  # lines of this format do not say what was asked for
+        return None  # lines of this format have no route
 
 
 def _optional(log_format: LogFormat, name: str) -> Getter | None:
@@ -383,25 +343,25 @@ def _optional(log_format: LogFormat, name: str) -> Getter | None:
         return None
 
 
-def _recorded(log_format: RecordedFormat, selection: Selection, numbers: Iterator[int]) -> Extract:
+def _recorded(log_format: LogFormat, selection: Selection, numbers: Iterator[int]) -> Extract:
     if selection.key is not None or selection.scopes:
         raise ReplayError(
             "what Headgate has recorded says who each request counts for; leave out --key and --scope"
         )
 
-    def extract(line: str) -> LoggedRequest | None:
+    def extract(line: str) -> LoggedRequest:
         row = log_format.read(line)
         if selection.limiter is not None and row.get("limiter") != selection.limiter:
-            raise _Skipped
+            raise BadLine("recorded for another limiter")
         if row.get("operation", "hit") not in ("hit", "hold"):
-            raise _Skipped
+            raise BadLine("recorded for an operation that decides nothing")
         at, cost, tier, key = row["at"], row.get("cost", 1), row.get("tier"), key_of(row)
         if type(at) is not int or not 0 <= at < 2**53:
             raise BadLine("a time that cannot be read")
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
-            raise BadLine("a cost that is no whole number")
+            raise BadLine("a cost that is not a whole number")
         if tier is not None and not isinstance(tier, str):
-            raise BadLine("a tier that is no text")
+            raise BadLine("a tier that is not text")
         was_refused = row.get("allowed") is False
         return LoggedRequest(at, next(numbers), key, caller_name(key), cost, tier, None, was_refused)
 

@@ -1,17 +1,16 @@
-"""Where lines come from: files, plain or compressed, and standard input.
+"""Log files, plain or compressed with gzip, and standard input.
 
-Nothing is read further than it must be, and no line longer than `LONGEST_LINE` is ever held whole, whatever the file is.
+Reading is lazy, and no line longer than `LONGEST_LINE` is ever held whole.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from headgate_server.replay.errors import ReplayError
 
@@ -23,8 +22,6 @@ STANDARD_INPUT = "-"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK = 2**16
-_PACKED = 2**11
-"""Bytes of zstd at a time: they may become some ten thousand times as many."""
 
 
 class LogSource:
@@ -34,8 +31,8 @@ class LogSource:
         name: The file, or `-` for standard input.
 
     Attributes:
-        size: Bytes of the file, as it is; `None` if that is not known.
-        problem: Why reading ended before the end; `None` if it did not.
+        size: Bytes of the file, compressed or not; `None` for standard input.
+        problem: The error that ended reading before the end of the file, or `None`.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,16 +52,16 @@ class LogSource:
 
     @property
     def consumed(self) -> int:
-        """Bytes of the file that were read so far; 0 if that cannot be known."""
+        """Bytes of the file that were read so far; 0 for standard input."""
         return self._raw.tell() if self._named and not self._raw.closed else 0
 
     def lines(self) -> Iterator[bytes | None]:
-        """Yield the lines without their ends; `None` for one that is too long.
+        """Yield the lines; `None` for one that is too long.
 
-        A file that is broken in the middle ends there, and `problem` says so.
+        A file that is broken in the middle ends there, and `problem` has the reason.
 
         Raises:
-            ReplayError: It is compressed in a way that this installation cannot read.
+            ReplayError: It is compressed with zstd.
         """
         stream = self._opened()
         readline = stream.readline
@@ -76,9 +73,7 @@ class LogSource:
                     yield None
                 else:
                     yield line
-        except Exception as error:
-            if not _is_broken(error):
-                raise
+        except (EOFError, OSError, zlib.error) as error:
             self.problem = f"{self.name}: reading ended early: {error}"
 
     def close(self) -> None:
@@ -98,56 +93,7 @@ class LogSource:
         if start.startswith(_GZIP):
             return cast("IO[bytes]", gzip.GzipFile(fileobj=self._raw))
         if start == _ZSTD:
-            return _zstd(self._raw, self.name)
+            raise ReplayError(
+                f"{self.name} is compressed with zstd: use `zstd -dc {self.name} | headgate replay -`"
+            )
         return self._raw
-
-
-def _zstd(raw: BinaryIO, name: str) -> IO[bytes]:
-    try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-
-            return zstd.ZstdFile(raw)
-        import zstandard
-    except ModuleNotFoundError as error:  # a Python may have been built without it
-        raise ReplayError(
-            f"{name} is compressed with zstd, which needs the package 'zstandard' (Python 3.14 has its own): "
-            f"pip install 'headgate-server[zstd]', or use `zstd -dc {name} | headgate replay -`"
-        ) from error
-    return io.BufferedReader(_ZstdStream(raw, zstandard.ZstdDecompressor().decompressobj), _CHUNK)
-
-
-class _ZstdStream(io.RawIOBase):
-    """Frames of zstd as one stream. The package's own reader takes a file that is cut off for one that is complete."""
-
-    def __init__(self, raw: BinaryIO, new_frame: Callable[[], Any]) -> None:
-        self._raw = raw
-        self._new_frame = new_frame
-        self._frame: Any = None
-        self._rest = b""
-        self._out = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        while not self._out:
-            packed = self._rest or self._raw.read(_PACKED)
-            if not packed:
-                if self._frame is not None:
-                    raise EOFError("it is cut off")
-                return 0
-            frame = self._frame = self._frame or self._new_frame()
-            self._out = memoryview(frame.decompress(packed))
-            self._rest = frame.unused_data if frame.eof else b""
-            if frame.eof:
-                self._frame = None
-        size = min(len(into), len(self._out))
-        into[:size] = self._out[:size]
-        self._out = self._out[size:]
-        return size
-
-
-def _is_broken(error: Exception) -> bool:
-    """Return whether an error means that the file is broken: those of zstd are known only where it is installed."""
-    return isinstance(error, EOFError | OSError | zlib.error) or type(error).__name__ == "ZstdError"

@@ -40,7 +40,7 @@ class TimeReader:
         """
         if isinstance(value, str):
             text, at = self._last
-            if value != text or not text:  # most logs write seconds, so many lines in a row have the same
+            if value != text or not text:  # most logs write seconds, so lines in a row often have the same
                 counted = self.without_zone
                 at = self._parsed(value)
                 if self.without_zone == counted:  # without a zone, every line is to be counted

@@ -15,11 +15,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from headgate import StoreUnavailable
-from headgate.migrations import Migration, apply_async
+from headgate.migrations import Migration, MigrationError, apply_async
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.urls import check_credentials
 from headgate_services.common.deadlines import DEFAULT_LIMIT, within
 from headgate_services.common.outages import Outages
+from headgate_services.common.settings import SettingsError
 
 _SQLITE_WAIT_SECONDS = 15.0  # for other processes that are writing: they take turns, and do not hang
 _STATEMENT_END = re.compile(r";[ \t]*$", re.MULTILINE)
@@ -117,6 +118,18 @@ class SqlDatabase:
             dialect = cast(Literal["postgresql", "sqlite"], connection.dialect.name)
             return await apply_async(execute, migrations, record, dialect, refuse_newer=True, must_write=True)
 
+    async def check(self, migrations: Sequence[Migration], record: str) -> None:
+        """Bring the tables up to date, at start-up.
+
+        Raises:
+            SettingsError: The database cannot be used.
+        """
+        try:
+            _try_sqlite(self._url)
+            await self.apply(migrations, record)
+        except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
+            raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
+
     async def ping(self) -> None:
         """Ask the database for an answer; raises what SQLAlchemy raises if there is none."""
         async with self.connection() as connection:
@@ -167,7 +180,7 @@ def create_engine(url: URL, timeout: float, **options: Any) -> AsyncEngine:
     return engine
 
 
-def try_sqlite(url: URL) -> None:
+def _try_sqlite(url: URL) -> None:
     """Open a database file once and close it again; nothing happens for another kind of database.
 
     For start-up: when opening fails, the thread of the asynchronous driver may outlive the event loop and complain of it

@@ -1,13 +1,19 @@
 """Everything at once on one machine: `headgate demo` and `headgate run all`.
 
-Light to import; what the two need is imported when they run.
+Light to import; the programs themselves are imported when they run.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["run_all", "run_demo"]
+from headgate import HeadgateError
+
+__all__ = ["DemoError", "run_all", "run_demo"]
+
+
+class DemoError(HeadgateError):
+    """The demo cannot start; the message is one line with the reason."""
 
 
 def run_demo(
@@ -18,36 +24,30 @@ def run_demo(
     It ends, with code 0, on SIGINT, SIGTERM and SIGHUP; nothing that it started outlives it, however it ends.
 
     Args:
-        host: Where everything listens; an address of the loopback interface.
-        port: Where the dashboard should be. If the port is taken it is one of the next; 0 is any free one.
-        open_traffic: Whether the callers call from the start; the page switches them.
-        keep: A folder for the data, which stays there for the next start; by default it is all forgotten.
+        host: The address to listen on; it must belong to the loopback interface.
+        port: The port of the dashboard. If it is taken, one of the next is used; 0 is any free one.
+        open_traffic: Whether the callers call from the start; the dashboard switches them.
+        keep: A folder for the data, which stays there for the next start; by default all data is removed.
 
     Raises:
-        DemoError: It cannot start; the message says why.
+        DemoError: It cannot start.
     """
-    from headgate_services.demo.errors import naming_missing_packages
-
-    with naming_missing_packages():
-        from headgate_services.demo.running import run
+    from headgate_services.demo.running import run
 
     return run(host, port, open_traffic, None if keep is None else Path(keep).absolute())
 
 
 def run_all(host: str | None = None) -> int:
-    """Run the four services in one process, each as its own environment variables say; return the exit code.
+    """Run the four services in one process, each with separate environment variables; return the exit code.
 
-    The code is 0 if it was stopped by a signal, 1 if a service has ended by itself, 2 if a setting cannot work.
+    Exit codes: 0 after a signal to stop, 1 if a service ended without one, 2 if a setting cannot work.
 
     Args:
-        host: Where all of them listen, instead of their own settings.
+        host: The address that all of them listen on, instead of their own settings.
 
     Raises:
-        DemoError: A package is missing, or a port is taken; the message says which.
+        DemoError: A port is taken; the message names it.
     """
-    from headgate_services.demo.errors import naming_missing_packages
-
-    with naming_missing_packages():
-        from headgate_services.demo.services_only import run
+    from headgate_services.demo.all_services import run
 
     return run(host)

@@ -1,4 +1,4 @@
-"""Several ASGI applications in one event loop, each on a socket of its own.
+"""Several ASGI applications in one event loop, each on its own socket, until a signal to stop.
 
 One process, because imports are most of what starting costs, and five processes would pay for most of them five times.
 If one cannot start, or ends, that is reported and the others go on.
@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import uvicorn
 
 from headgate_server.hosting import configuration
-from headgate_services.demo.errors import DemoError
-from headgate_services.demo.ports import url_of
+from headgate_services.demo import DemoError
 
-_GOODBYE_SECONDS = 2  # for requests under way
+_GOODBYE_SECONDS = 2  # for requests in progress
 _POLL_SECONDS = 0.01
+_LAST_PORT = 65_535
+_NEXT_PORTS = 100  # number of ports that are tried before any will do
+_UNAVAILABLE = (errno.EADDRINUSE, errno.EACCES)
 
 
 class Hosted:
     """One application, served on a socket.
 
     Args:
-        name: What to call it.
+        name: The name in messages.
         app: The application.
-        listener: Where it listens.
-        before_stop: Called when it is to stop, to end what would go on for ever.
-        http: What speaks HTTP, if not uvicorn's own.
+        listener: The socket that it listens on.
+        before_stop: Called before it stops, to end endless streams.
+        http: The HTTP protocol class, if not uvicorn's own.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class Hosted:
         """Serve it, and return once it answers.
 
         Raises:
-            DemoError: It does not; the log says why.
+            DemoError: It does not; the log has the reason.
         """
         self._task = asyncio.create_task(self._serve(), name=f"serve {self.name}")
         while not self._server.started:
@@ -69,7 +73,7 @@ class Hosted:
         self._task.add_done_callback(lambda task: None if self._server.should_exit else callback(self))
 
     async def stop(self) -> None:
-        """Let requests under way finish for a moment, then end it. Safe to call at any time."""
+        """Wait a moment for requests in progress, then end it. Safe to call at any time."""
         self._server.should_exit = True
         self._before_stop()
         if self._task is not None:
@@ -79,15 +83,101 @@ class Hosted:
     async def _serve(self) -> None:
         try:
             await self._server.serve(sockets=[self._listener])
-        except SystemExit:  # how uvicorn says that an application's start-up failed
+        except SystemExit:  # raised by uvicorn if an application's start-up failed
             logging.getLogger(__name__).debug("%s did not start", self.name)
-        except Exception:  # whatever it raises, the other applications go on
+        except Exception:  # an error of one application must not end the others
             logging.getLogger(__name__).exception("%s failed", self.name)
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals alone; the process that runs all of them handles those."""
+    """A server without signal handlers; `StopSignals` handles the signals of the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class StopSignals:
+    """Ctrl-C, `kill` and the end of the terminal; a second one ends the process at once.
+
+    Attributes:
+        received: Set by the first signal.
+    """
+
+    def __init__(self) -> None:
+        self.received = asyncio.Event()
+        self._numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+            self._numbers.append(signal.SIGHUP)
+        self.listen()
+
+    def listen(self) -> None:
+        """Handle the signals; call it again if another handler was set since."""
+        loop = asyncio.get_running_loop()
+        for number in self._numbers:
+            loop.add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        self.received.set()
+        loop = asyncio.get_running_loop()
+        for number in self._numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+
+class PortTaken(DemoError):
+    """Another program listens there, or only root may."""
+
+
+def listen_near(host: str, port: int, reserved: Collection[int] = ()) -> socket.socket:
+    """Listen on a port or, if it is taken, on one of the next.
+
+    Args:
+        host: An address of the loopback interface.
+        port: The preferred port; 0 for any.
+        reserved: Ports that other applications will ask for.
+
+    Raises:
+        DemoError: The address does not exist.
+    """
+    following = range(port + 1, min(port + _NEXT_PORTS, _LAST_PORT + 1)) if port else ()
+    for candidate in (port, *(each for each in following if each not in reserved)):
+        try:
+            return listen(host, candidate)
+        except PortTaken:
+            continue
+    return listen(host, 0)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen on exactly this port.
+
+    Raises:
+        PortTaken: It is not available.
+        DemoError: The address does not exist.
+    """
+    if not 0 <= port <= _LAST_PORT:
+        raise DemoError(f"{port} is not a port; they go from 0 to {_LAST_PORT}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise DemoError(f"cannot listen on {host!r}: {error}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Ignore closed connections of an earlier demo; a demo that still listens keeps the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno in _UNAVAILABLE:
+            raise PortTaken(f"port {port} on {host} is taken") from error
+        raise DemoError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the HTTP address of a socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,31 +1,34 @@
-"""`headgate demo`, from the first line to the last.
-
-What takes time goes on at once: Redis starts, PostgreSQL makes its files and starts, and the programs are imported.
-"""
+"""`headgate demo`, from the first line to the last. The output is plain ASCII, easy to read and to copy from."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import importlib
-from collections.abc import Awaitable
-from contextlib import AbstractContextManager, AsyncExitStack
+import ipaddress
+import sys
+import time
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from headgate_services.demo.data import data_folder, running_redis
-from headgate_services.demo.errors import naming_missing_packages
-from headgate_services.demo.ports import check_loopback
-from headgate_services.demo.screen import Progress, welcome
-from headgate_services.demo.signals import StopSignals
+from headgate_services.demo import DemoError
+from headgate_services.demo.data import data_folder, running_servers
+from headgate_services.demo.hosting import StopSignals
+
+_ABOUT = {
+    "mail": "60 e-mails a minute in all",
+    "telegram": "30 messages a minute for each user",
+    "tiers": "10, 60 or 300 requests a minute, by API key",
+    "petitions": "10 petitions a minute for each submitter",
+}
 
 
 def run(host: str, port: int, open_traffic: bool, keep: Path | None) -> int:
-    """Run the demo until it gets a signal to stop, as `headgate_services.demo.run_demo` says; return the exit code."""
+    """Run the demo until a signal stops it, and return the exit code; see `headgate_services.demo.run_demo`."""
     check_loopback(host)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(host, port, open_traffic, keep))
-    gc.freeze()  # or the interpreter looks for garbage in everything that was imported, which is most of what Ctrl-C takes
+    asyncio.run(_run(host, port, open_traffic, keep))
+    gc.freeze()  # a last search for garbage in all imported modules would be most of the time that Ctrl-C takes
     return 0
 
 
@@ -34,97 +37,104 @@ async def _run(host: str, port: int, open_traffic: bool, keep: Path | None) -> N
     progress = Progress()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(data_folder(keep))
-        servers: list[AbstractContextManager[str]] = []
-        stack.push_async_callback(_leave_all, servers)
-        progress.say("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
-        starter = asyncio.create_task(_load("headgate_services.demo.postgres"))
-        redis_url, postgres_url, scene_module = await _all_of(
-            _enter(servers, running_redis(), "Redis", progress),
-            _start_postgres(servers, starter, keep, progress),
-            _load_scene(starter, progress),
-        )
+        progress.show("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
+        # Both take about a second, so they run at the same time.
+        loading = asyncio.create_task(asyncio.to_thread(_load, progress))
+        servers = running_servers(keep, progress.ready)
+        redis_url, postgres_url = await asyncio.to_thread(stack.enter_context, servers)
+        demo_app = await loading
         if signals.received.is_set():
             return
-        stage = scene_module.Stage(host, port, open_traffic, folder, redis_url, postgres_url)
-        scene = await stack.enter_async_context(scene_module.playing(stage))
+        options = demo_app.DemoOptions(host, port, open_traffic, folder, redis_url, postgres_url)
+        running = await stack.enter_async_context(demo_app.running_demo(options))
         progress.ready("services and server")
         if not signals.received.is_set():
             signals.listen()  # the server reads its policy again on SIGHUP; here it means that the terminal is gone
-            _show(scene, progress)
+            _show(running, progress)
         await signals.received.wait()
-        progress.say("\nStopping.")
+        progress.show("\nStopping.")
 
 
-async def _all_of(*parts: Awaitable[Any]) -> list[Any]:
-    """Wait for all of them, also if one fails: what a thread has begun cannot be called off, and must be cleaned up."""
-    results = await asyncio.gather(*parts, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
-
-
-async def _enter(
-    servers: list[AbstractContextManager[str]],
-    manager: AbstractContextManager[str],
-    part: str,
-    progress: Progress,
-) -> str:
-    """Start a server in a thread, add it to those that run, and return its URL."""
-    value = await asyncio.to_thread(manager.__enter__)
-    servers.append(manager)
-    progress.ready(part)
-    return value
-
-
-async def _leave_all(servers: list[AbstractContextManager[str]]) -> None:
-    """Stop the servers, each in a thread, so that Ctrl-C takes as long as the slowest and not as all of them."""
-    await _all_of(*(asyncio.to_thread(server.__exit__, None, None, None) for server in servers))
-
-
-async def _start_postgres(
-    servers: list[AbstractContextManager[str]],
-    starter: asyncio.Task[Any],
-    keep: Path | None,
-    progress: Progress,
-) -> str:
-    return await _enter(servers, (await starter).running_postgres(keep), "PostgreSQL", progress)
-
-
-async def _load_scene(starter: asyncio.Task[Any], progress: Progress) -> Any:
-    await starter  # two threads do not import quicker than one, and PostgreSQL takes longer to start
-    scene = await _load("headgate_services.demo.scene")
+def _load(progress: Progress) -> Any:
+    demo_app = importlib.import_module("headgate_services.demo.demo_app")
     progress.ready("programs loaded")
-    return scene
+    return demo_app
 
 
-async def _load(module: str) -> Any:
-    def load() -> Any:
-        with naming_missing_packages():
-            return importlib.import_module(module)
-
-    return await asyncio.to_thread(load)
-
-
-def _show(scene: Any, progress: Progress) -> None:
-    for hosted in (scene.dashboard, *scene.services):
+def _show(running: Any, progress: Progress) -> None:
+    for hosted in (running.dashboard, *running.services):
         hosted.on_end(lambda ended: progress.problem(f"{ended.name} has ended; the rest goes on"))
-    progress.say(
-        welcome(
-            scene.dashboard.url,
-            {service.name: service.url for service in scene.services},
-            scene.policy,
-            scene.api_key,
-            scene.submitter_id,
-            scene.traffic.on,
+    progress.show(
+        _welcome(
+            running.dashboard.url,
+            {service.name: service.url for service in running.services},
+            running.policy,
+            running.api_key,
+            running.submitter_id,
+            running.traffic.on,
         )
     )
 
 
-def _loop_factory() -> Any:
-    """Return the quicker event loop if it is installed."""
+def check_loopback(host: str) -> None:
+    """Refuse an address that other machines could reach: the demo has no authentication.
+
+    Raises:
+        DemoError: It is such an address.
+    """
     try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise DemoError(
+            f"the demo has no authentication, so it listens on this machine only: 127.0.0.1, not {host!r}"
+        )
+
+
+class Progress:
+    """Prints which parts have started, after how many seconds, and problems."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+
+    def show(self, line: str) -> None:
+        """Print a line at once, also into a pipe. A closed pipe is ignored."""
+        with suppress(OSError):
+            print(line, flush=True)
+
+    def problem(self, line: str) -> None:
+        """Print a problem on standard error."""
+        with suppress(OSError):
+            print(f"headgate demo: {line}", file=sys.stderr, flush=True)
+
+    def ready(self, part: str) -> None:
+        """Print that a part has started."""
+        self.show(f"  {part:<30} {time.monotonic() - self._begin:5.1f} s")
+
+
+def _welcome(
+    dashboard: str, services: dict[str, str], policy: Path, api_key: str, submitter_id: str, traffic: bool
+) -> str:
+    """Return the block with all addresses, commands to try, and how to stop it."""
+    json = "-H 'Content-Type: application/json'"
+    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{submitter_id}"}}'
+    return "\n".join(
+        [
+            "",
+            "The demo is running, on this machine only.",
+            "",
+            f"  {'dashboard':<11}{dashboard + '/':<26}who asks, who is refused, and why",
+            *(f"  {name:<11}{url:<26}{_ABOUT[name]}" for name, url in services.items()),
+            f"  {'policy':<11}{policy}",
+            "             edit it, and the change applies at once",
+            "",
+            "Try, several times each:",
+            "",
+            f'  curl -s {dashboard}/v1/limiters/login/hit {json} -d \'{{"key": "you"}}\'',
+            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {api_key}'",
+            f"  curl -si {services['petitions']}/v1/petition-submissions {json} -d '{petition}'",
+            "",
+            f"Traffic is {'on' if traffic else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
+        ]
+    )

@@ -1,16 +1,17 @@
-"""The four services: what they are called, where they prefer to listen, and how the demo sets them."""
+"""The four services: names, preferred ports, and settings in the demo."""
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from headgate_services import mail, petitions, telegram, tiers
-from headgate_services.demo.environment import environment
-from headgate_services.demo.visitors import WRITERS
+from headgate_services.demo.callers import WRITERS
 
 PORTS: Mapping[str, int] = MappingProxyType(
     {"mail": 8001, "telegram": 8002, "tiers": 8003, "petitions": 8004}
@@ -20,7 +21,7 @@ PORTS: Mapping[str, int] = MappingProxyType(
 PAGES: Mapping[str, str] = MappingProxyType(
     {"mail": "/v1/rate-limit", "telegram": "/", "tiers": "/", "petitions": "/metrics"}
 )
-"""What a browser can look at in each of them."""
+"""A page of each service for a browser."""
 
 _FACTORIES: Mapping[str, Callable[[], Any]] = {
     "mail": mail.create_app,
@@ -31,35 +32,47 @@ _FACTORIES: Mapping[str, Callable[[], Any]] = {
 
 
 def make_service(name: str, variables: Mapping[str, str]) -> Any:
-    """Return a service as an ASGI application, made under exactly these environment variables.
+    """Return a service as an ASGI application, created with exactly these environment variables.
 
-    Raises whatever it does not like about them.
+    Raises the error of the service if one of them is wrong.
     """
     with environment(variables):
         return _FACTORIES[name]()
 
 
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Replace the environment variables of the process inside of the block.
+
+    The services read their settings from the environment, once, when they are created, so several of them can have
+    different settings in one process. Only safe while nothing else runs.
+    """
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def demo_settings(
-    folder: Path, redis_url: str, postgres_url: str, smtp_port: int, bot_api_url: str
+    folder: Path, redis_url: str, postgres_url: str, bot_api_url: str
 ) -> dict[str, dict[str, str]]:
-    """Return the environment of each service in the demo. Limits are per minute, so that one sees them come and go.
+    """Return the environment of each service in the demo. Limits are per minute, so that their effect is visible.
 
     Args:
-        folder: Where files go.
-        redis_url: Where Redis is, without a database.
-        postgres_url: Where PostgreSQL is.
-        smtp_port: Where e-mails go, on this machine.
-        bot_api_url: Where the bot's answers go.
+        folder: The folder for files.
+        redis_url: The URL of Redis, without a database.
+        postgres_url: The URL of PostgreSQL.
+        bot_api_url: The URL of the Bot API.
     """
     return {
         "mail": {
             "GLOBAL_SEND_RATE_LIMIT_PER_MINUTE": "60",
             "GLOBAL_SEND_RATE_LIMIT_PER_HOUR": "3000",
-            "EMAIL_PROVIDER": "smtp",
-            "EMAIL_DOMAIN": "news.example.com",
-            "SMTP_HOST": "127.0.0.1",
-            "SMTP_PORT": str(smtp_port),
-            "SMTP_USE_TLS": "false",
+            "EMAIL_PROVIDER": "demo",
             "DATABASE_URL": f"sqlite:///{folder / 'mail.db'}",
         },
         "telegram": {
@@ -82,7 +95,7 @@ def demo_settings(
             "DATABASE_URL": postgres_url,
             "PETITION_RATE_LIMIT_PER_HOUR": "10",
             "PETITION_RATE_LIMIT_WINDOW_MINUTES": "1",
-            # No one deals with the petitions of the demo, so they wait for ever; that must not fill the queue.
+            # Nobody processes the petitions of the demo, and waiting petitions must not fill the queue.
             "PETITION_QUEUE_THRESHOLD": "1000000000",
         },
     }

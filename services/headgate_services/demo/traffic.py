@@ -1,4 +1,4 @@
-"""Traffic that can be switched on and off: callers who come again and again, each at a pace of their own."""
+"""Traffic that can be switched on and off: callers that repeat a request at a given rate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _AFTER_A_FAILURE = 2.0  # seconds until a caller without an answer calls again
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One caller: what it does, and how often.
+    """A request that is repeated at a given rate.
 
     Attributes:
-        name: Who.
-        per_second: How often, on average, if calls took no time.
-        call: What they do; `httpx.HTTPError` means that there was no answer.
+        name: The name of the caller.
+        per_second: Average number of calls per second if calls took no time.
+        call: Sends the request; raises `httpx.HTTPError` without an answer.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Caller:
 
 
 class DemoTraffic:
-    """Callers, at work while it is on. A caller waits for one answer before calling again, so that load is bounded.
+    """Callers that call while it is on. A caller waits for one answer before calling again, so that load is bounded.
 
     Attributes:
         on: Whether they call; may be set at any time, from the event loop that they run in.
@@ -52,7 +52,7 @@ class DemoTraffic:
             self._switch.clear()
 
     async def run(self) -> None:
-        """Let them call, until cancelled."""
+        """Run the callers until cancelled."""
         async with asyncio.TaskGroup() as group:
             for caller in self._callers:
                 group.create_task(self._repeat(caller), name=caller.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from uuid import uuid4
@@ -12,13 +11,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 
 import headgate
 from headgate import StoreError, StoreMisconfigured
 from headgate.clock import Clock
-from headgate.migrations import MigrationError
-from headgate_services.common.databases import FAILURES, problem_with, try_sqlite
+from headgate_services.common.databases import FAILURES, problem_with
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
@@ -30,7 +28,8 @@ from headgate_services.mail.providers import EmailProvider
 from headgate_services.mail.rate_limiter import GlobalRateLimiter
 from headgate_services.mail.routes import api, demo_api
 from headgate_services.mail.services import Services, build_limiter, build_services
-from headgate_services.mail.storage.database import MailDatabase
+from headgate_services.mail.storage.database import MIGRATIONS, MailDatabase
+from headgate_services.mail.storage.migrations import all_migrations
 from headgate_services.mail.storage.models import Inbox
 from headgate_services.mail.storage.queries import inbox_of_address
 from headgate_services.mail.storage.times import utc
@@ -177,13 +176,8 @@ async def _check_database(settings: Settings) -> None:
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
     """
-    url = settings.sqlalchemy_url()
-    async with aclosing(MailDatabase(url, settings.database_timeout)) as database:
-        try:
-            try_sqlite(url)
-            await database.migrate()
-        except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
-            raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
+    async with aclosing(MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)) as database:
+        await database.check(all_migrations(), MIGRATIONS)
 
 
 async def _check_store(settings: Settings) -> None:

@@ -18,8 +18,8 @@ from sqlalchemy import URL
 
 from headgate.quota import MAX_UNITS
 from headgate_services.common.databases import database_url
-from headgate_services.common.environment import LogLevel, ServiceSettings, load
-from headgate_services.common.settings import split_list
+from headgate_services.common.environment import ServiceSettings, load
+from headgate_services.common.settings import LogLevel, WholeNumber, split_list
 from headgate_services.mail.domain_filter import compile_patterns
 
 DEMO_DOMAIN = "demo.nornweave.local"
@@ -27,14 +27,6 @@ DEFAULT_DATABASE = "sqlite:///headgate-mail.db"
 MEGABYTE = 1024 * 1024
 
 _ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
-_WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
-
-
-def _whole_number(value: object) -> object:
-    """Refuse text that pydantic would accept as a whole number although it is none, such as 5.0 or 1_000."""
-    if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
-        raise ValueError("must be a whole number")
-    return value
 
 
 def _provider(value: object) -> object:
@@ -46,7 +38,7 @@ def _patterns(text: str) -> str:
     return text
 
 
-SendLimit = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, le=MAX_UNITS)]
+SendLimit = Annotated[WholeNumber, Field(ge=0, le=MAX_UNITS)]
 Patterns = Annotated[str, AfterValidator(_patterns)]
 
 

@@ -24,7 +24,7 @@ from headgate_server.hosting import exit_on_sigterm
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
-from headgate_services.common.starting import Launch, run
+from headgate_services.common.starting import Program
 from headgate_services.petitions.api.middleware import MetricsMiddleware, TraceMiddleware
 from headgate_services.petitions.api.problems import answer_refusal
 from headgate_services.petitions.api.routes import router
@@ -123,44 +123,20 @@ async def _cleaning(parts: Parts) -> AsyncIterator[None]:
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it gets a signal to stop, and return the exit code.
-
-    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
-
-    Args:
-        host: Where to listen, instead of `HOST`.
-        port: Which port, instead of `PORT`; 0 for any free one.
-        workers: How many processes share the work.
-    """
+    """Run the service like `Program.main`, with an embedded PostgreSQL if no other is configured."""
     with ExitStack() as stack:
-
-        def prepare() -> Launch:
-            settings = load_settings()
-            configure_logging(settings.log_level)
-            if not settings.database_url:
-                exit_on_sigterm()  # from here on there is a database to stop
-                embedded = _embedded_postgres(settings.data_dir)
-                stack.callback(embedded.stop)
-                url = embedded.url
-                settings = replace(settings, database_url=url)
-                os.environ["DATABASE_URL"] = url  # for the workers, if there are any
-            asyncio.run(_check_database(settings))
-            return Launch(
-                lambda: create_app(settings),
-                "headgate_services.petitions.app:make_worker",
-                settings.host if host is None else host,
-                settings.port if port is None else port,
-                access_log=False,
-            )
-
-        return run(prepare, workers)
+        program = replace(PROGRAM, load=lambda: _with_database(load_settings(), stack))
+        return program.main(host, port, workers)
 
 
-def make_worker() -> FastAPI:
-    """Return the service for one of several processes, with its log set up."""
-    settings = load_settings()
-    configure_logging(settings.log_level)
-    return create_app(settings)
+def _with_database(settings: PetitionsSettings, stack: ExitStack) -> PetitionsSettings:
+    if settings.database_url:
+        return settings
+    exit_on_sigterm()  # from here on there is a database to stop
+    embedded = _embedded_postgres(settings.data_dir)
+    stack.callback(embedded.stop)
+    os.environ["DATABASE_URL"] = embedded.url  # for the workers, if there are any
+    return replace(settings, database_url=embedded.url)
 
 
 def cleanup() -> Cleanup:
@@ -180,12 +156,12 @@ def halt(reason: str) -> None:
     """
     if not reason.strip():
         raise SettingsError("a halt needs a reason, which clients get")
-    _with_parts(lambda parts: parts.halt.halt(reason.strip()))
+    _with_parts(lambda parts: parts.records.halt(reason.strip()))
 
 
 def resume() -> None:
     """Let petitions be submitted again; raises as `halt` does."""
-    _with_parts(lambda parts: parts.halt.resume())
+    _with_parts(lambda parts: parts.records.resume())
 
 
 def inspect_submitter(submitter_id: UUID) -> str:
@@ -243,3 +219,13 @@ async def _reached(settings: PetitionsSettings) -> AsyncIterator[Parts]:
         raise SettingsError("DATABASE_URL: the database did not confirm the change; try again") from error
     except psycopg.Error as error:
         raise SettingsError(f"DATABASE_URL: {error}") from error
+
+
+PROGRAM = Program(
+    "headgate_services.petitions.app:PROGRAM",
+    load_settings,
+    create_app,
+    (_check_database,),
+    set_up_log=configure_logging,
+    access_log=False,
+)

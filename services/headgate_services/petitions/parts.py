@@ -8,24 +8,18 @@ from datetime import datetime
 
 from fastapi import Request
 
-from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.application.services import (
-    CoSignService,
     PetitionSubmissionService,
     QueueCapacityService,
     RateLimitCleanupService,
     RateLimitService,
     RefusalWitnessService,
 )
-from headgate_services.petitions.application.services.co_sign_service import COUNTER as CO_SIGN
-from headgate_services.petitions.config import PetitionRateLimitConfig, PetitionsSettings
+from headgate_services.petitions.application.services.petition_submission_service import CO_SIGN
+from headgate_services.petitions.config import PetitionsSettings
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
-    PostgresCoSignRepository,
-    PostgresEventLedger,
-    PostgresHaltState,
-    PostgresPetitionRepository,
-    PostgresQueueStore,
+    PetitionRecords,
     PostgresRateLimitStore,
     PostgresReadiness,
 )
@@ -43,10 +37,9 @@ class Parts:
     co_sign_limiter: RateLimitService
     queue_capacity: QueueCapacityService
     submissions: PetitionSubmissionService
-    co_signs: CoSignService
     witness: RefusalWitnessService
     cleanup: RateLimitCleanupService
-    halt: PostgresHaltState
+    records: PetitionRecords
     counters: tuple[PostgresRateLimitStore, ...]
     readiness: PostgresReadiness
 
@@ -79,40 +72,31 @@ def build_parts(
     limit = settings.rate_limit
     store = PostgresRateLimitStore(database, limit.window_minutes, now=now)
     co_sign_store = PostgresRateLimitStore(database, limit.window_minutes, counter=CO_SIGN, now=now)
-    petitions = PostgresPetitionRepository(database)
-    ledger = PostgresEventLedger(database)
-    halt = PostgresHaltState(database)
-    submissions = PetitionSubmissionService(database, petitions, ledger, halt)
+    records = PetitionRecords(database)
+    rate_limiter = RateLimitService(
+        store,
+        limit.limit_per_hour,
+        limit.window_minutes,
+        strict=limit.strict,
+        realm_limit=limit.realm_limit,
+        global_limit=limit.global_limit,
+        metrics=metrics,
+    )
     return Parts(
         settings=settings,
         metrics=metrics,
         database=database,
-        rate_limiter=RateLimitService(
-            store,
-            limit.limit_per_hour,
-            limit.window_minutes,
-            strict=limit.strict,
-            realm_limit=limit.realm_limit,
-            global_limit=limit.global_limit,
-            observer=metrics,
-        ),
+        rate_limiter=rate_limiter,
         co_sign_limiter=RateLimitService(
             co_sign_store, limit.co_sign_limit_per_hour, limit.window_minutes, strict=limit.strict
         ),
-        queue_capacity=QueueCapacityService(PostgresQueueStore(database), settings.queue, metrics),
-        submissions=submissions,
-        co_signs=CoSignService(database, submissions, PostgresCoSignRepository(database), ledger),
-        witness=RefusalWitnessService(ledger),
+        queue_capacity=QueueCapacityService(records, settings.queue, metrics),
+        submissions=PetitionSubmissionService(records),
+        witness=RefusalWitnessService(records),
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
-        halt=halt,
+        records=records,
         counters=(store, co_sign_store),
-        readiness=PostgresReadiness(database, store, _policy(limit), settings.queue),
-    )
-
-
-def _policy(limit: PetitionRateLimitConfig) -> RateLimitPolicy:
-    return RateLimitPolicy(
-        limit.limit_per_hour, limit.window_minutes, limit.strict, limit.realm_limit, limit.global_limit
+        readiness=PostgresReadiness(database, store, rate_limiter.policy, settings.queue),
     )
 
 

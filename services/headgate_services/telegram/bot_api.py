@@ -68,9 +68,7 @@ class BotApi:
         timeout: float = 10.0,
         clock: Clock | None = None,
     ) -> None:
-        self._base = api_base.rstrip("/")
-        self._token = token
-        self._url = f"{self._base}/bot{token}"
+        self._url = f"{api_base.rstrip('/')}/bot{token}"
         self._timeout = timeout
         self._clock = SteadyClock() if clock is None else clock
         self._client = httpx.AsyncClient(timeout=timeout)
@@ -140,23 +138,6 @@ class BotApi:
         )
         document = await self.call("getUpdates", arguments, timeout=self._timeout + wait)
         return list(document["result"])
-
-    async def download(self, file_id: str) -> bytes:
-        """Return a picture or document that came with a message; Telegram gives out up to 20 MB.
-
-        Raises:
-            BotApiError: It is too large, not there any more, or cannot be fetched.
-        """
-        path = (await self.call("getFile", {"file_id": file_id}))["result"].get("file_path")
-        if not path:
-            raise BotApiError("getFile", "the file cannot be fetched")
-        try:
-            response = await self._client.get(f"{self._base}/file/bot{self._token}/{path}")
-        except httpx.HTTPError as error:
-            raise BotApiError("getFile", f"no answer ({type(error).__name__})") from error
-        if not response.is_success:
-            raise BotApiError("getFile", f"status {response.status_code}", response.status_code)
-        return response.content
 
     async def call(
         self, method: str, arguments: Mapping[str, Any], timeout: float | None = None

@@ -53,7 +53,7 @@ class Message:
         chat_id: Where.
         text: The text, or the caption of a picture or document.
         message_thread_id: The topic of a forum; `None` outside of one.
-        files: The pictures and documents that came with it; `BotApi.download` fetches one by its id.
+        files: The pictures and documents that came with it; `getFile` of the Bot API finds one by its id.
     """
 
     kind: ClassVar[str] = "message"

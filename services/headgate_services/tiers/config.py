@@ -10,8 +10,8 @@ from sqlalchemy import URL
 
 from headgate.http import Proxies
 from headgate_services.common.databases import database_url
-from headgate_services.common.environment import LogLevel, ServiceSettings, load
-from headgate_services.common.settings import split_list
+from headgate_services.common.environment import ServiceSettings, load
+from headgate_services.common.settings import LogLevel, split_list
 from headgate_services.tiers.limits import TierLimit, parse_rate_limits
 
 DEFAULT_DATABASE = "sqlite:///headgate-tiers.db"

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import re
 import secrets
-import sqlite3
 from hashlib import sha256
 from importlib import resources
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, text
-from sqlalchemy.exc import SQLAlchemyError
 
 from headgate import ConfigError
 from headgate.clock import Clock, WallClock
-from headgate.migrations import MigrationError, read_migrations
-from headgate_services.common.databases import SqlDatabase, problem_with, try_sqlite
+from headgate.migrations import read_migrations
+from headgate_services.common.databases import SqlDatabase
 from headgate_services.common.deadlines import DEFAULT_LIMIT
-from headgate_services.common.settings import SettingsError
 from headgate_services.tiers.limits import SIGNED_IN
 
 PREFIX = "hg_"
@@ -92,12 +89,8 @@ class KeyTable(SqlDatabase):
         Raises:
             SettingsError: The database cannot be used.
         """
-        try:
-            try_sqlite(self._url)
-            migrations = read_migrations(resources.files(__package__).joinpath("migrations"))
-            await self.apply(migrations, record="headgate_tier_migrations")
-        except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
-            raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
+        migrations = read_migrations(resources.files(__package__).joinpath("migrations"))
+        await self.check(migrations, record="headgate_tier_migrations")
 
     async def find(self, key: str) -> User | None:
         """Return whom a key belongs to; `None` if it is none of ours, or was revoked."""

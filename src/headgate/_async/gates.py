@@ -1,4 +1,4 @@
-"""What stands around a gate: a clock, quotas from data, hooks; and the gate of a limiter without rules."""
+"""Gates that wrap another gate with a clock, a quota function or hooks; the gate of a limiter without rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headgate.stores.base import Answer, AsyncGate, Receipts, check_costs
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
-"""What hooks call a request that replaces no other."""
+"""The operation that hooks receive, for a request that does not replace a hold."""
 
 
 class AsyncUnlimited:
@@ -38,7 +38,7 @@ class AsyncUnlimited:
 
 
 class AsyncTimed:
-    """A gate with a clock: its time is used where the caller gives none."""
+    """A gate with a clock, which is used for calls without `now=`."""
 
     def __init__(self, gate: AsyncGate, clock: Clock) -> None:
         self._gate = gate
@@ -55,7 +55,7 @@ class AsyncTimed:
 
 
 class AsyncQuoted:
-    """A gate that asks a function for the quotas of each caller."""
+    """A gate that calls a function for the quotas of each caller."""
 
     def __init__(
         self, gate: AsyncGate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
@@ -70,7 +70,7 @@ class AsyncQuoted:
         return await self._gate.ask(request)
 
     async def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
-        self._pick(key)  # says what is wrong with it
+        self._pick(key)  # raises ConfigError for an invalid key
         caller = caller_of(key, tier)
         is_known, quotas = self._quotas.get(caller)
         if is_known:
@@ -101,7 +101,7 @@ class AsyncObserved:
     async def ask(self, request: Request) -> Answer:
         called = _CALLED[request.operation] if request.replaces is None else "move"
         call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
-        start = perf_counter()  # here, and not by `Hooks.watch`, because every decision passes through
+        start = perf_counter()  # not with `Hooks.watch`, which is slower
         try:
             answer = await self._gate.ask(request)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The limiter: what users call."""
+"""The limiter."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from math import inf
 from typing import Any, ParamSpec, TypeVar
 
-from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
-from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
+from headgate._async.hold import AsyncHold, AsyncObservedHold, PendingHold
 from headgate._concurrency import AsyncEvent, check_coroutine_function, run_without_waiting
+from headgate._hit import AsyncHitMethods, pending_call
 from headgate._limiting import LimiterBase
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
+class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -128,7 +128,7 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
         """Count units that have been used already, even beyond the limit.
 
         The decision is always an admission, without figures. Only `degraded` is of interest: if it is true, the store could
-        not be asked and the units may not be counted.
+        not be reached and the units may not be counted.
         """
         return await self._ask("record", key, cost, tier, quota, now)
 
@@ -140,13 +140,13 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
-    ) -> AwaitingHold:
+    ) -> PendingHold:
         """Take units that are not final yet: `async with limiter.hold(key) as hold`, or `hold = await …`.
 
         Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
         expire, and its places in a `concurrent` rule until their lease ends.
         """
-        return AwaitingHold(self._take(key, cost, tier, quota, now))
+        return PendingHold(self._take(key, cost, tier, quota, now))
 
     async def _ask(
         self,
@@ -182,14 +182,14 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
     ) -> Coroutine[Any, Any, Decision]:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
-        `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
+        With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait.
 
         Raises:
             ConfigError: The time-out is not a number.
-            RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
-                known, not when the time is up.
+            RateLimited: The units would not be admitted within `timeout` seconds, or never. It is raised as soon as this is
+                known, not after the time-out.
         """
-        return awaiting(self._wait(key, cost, tier, quota, timeout))
+        return pending_call(self._wait(key, cost, tier, quota, timeout))
 
     async def _wait(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
@@ -200,7 +200,7 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
         if deadline is not None and self._queue.is_taken(turn):
             # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
             alone = await self.check(key, cost, tier=tier, quota=quota)
-            if not alone and self._is_in_vain(alone, deadline):
+            if not alone and self._is_too_late(alone, deadline):
                 raise RateLimited(alone)
         ticket = AsyncEvent()
         try:
@@ -211,11 +211,11 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
                 decision = await self.hit(key, cost, tier=tier, quota=quota)
                 if decision:
                     break
-                if self._is_in_vain(decision, deadline):
+                if self._is_too_late(decision, deadline):
                     raise RateLimited(decision)
                 await self._clock.asleep(decision.retry_after or 0)
         finally:
-            ticket.is_over = True  # ahead of the call, at which a signal handler could raise
+            ticket.is_over = True  # before the call, in which a signal handler could raise
             self._queue.leave(turn, ticket)
         return decision
 
@@ -231,18 +231,17 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
             self._queue.call_first(turn)
 
     async def reset(self, key: Key | None = None) -> None:
-        """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for everybody."""
+        """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for all callers."""
         await self.gate.reset(key)
 
     async def ping(self) -> None:
-        """Ask the store whether it can count for this limiter; for the start of a program.
+        """Check that the store can count for this limiter; for the start of a program.
 
-        It connects, and checks that rights, schema and everything else that counting needs are there. Nothing that the
-        limiter counts is changed.
+        It connects, and checks rights, schema and everything else that counting needs. It changes no counts.
 
         Raises:
-            StoreUnavailable: The store is down. Whether to start all the same is up to `on_store_error`.
-            StoreMisconfigured: It refuses; the message says what to change.
+            StoreUnavailable: The store is down. `on_store_error` decides calls in this state.
+            StoreMisconfigured: The store refuses; the message explains the correction.
         """
         if self._ping is not None:
             await self._ping()
@@ -257,7 +256,7 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
         """Return a decorator: the coroutine function is called only if the units are admitted.
 
         Key, cost and tier are values, or functions of the call's arguments. A refused call raises `RateLimited`. Places in a
-        `concurrent` rule are held for as long as the call takes.
+        `concurrent` rule are held during the call.
         """
 
         def decorate(
@@ -282,7 +281,7 @@ class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
                     run_without_waiting(hold.settle(hold.cost))
                     raise
                 # end async only
-                finally:  # also after an exception: the function was called, so only its places are freed
+                finally:  # also after an exception: the cost counts, only places are freed
                     await hold.settle(hold.cost)
 
             return guarded

@@ -1,5 +1,5 @@
 # Generated from src/headgate/_async/gates.py by tools/unasync.py. Do not edit.
-"""What stands around a gate: a clock, quotas from data, hooks; and the gate of a limiter without rules."""
+"""Gates that wrap another gate with a clock, a quota function or hooks; the gate of a limiter without rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.stores.base import Answer, Gate, Receipts, check_costs
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
-"""What hooks call a request that replaces no other."""
+"""The operation that hooks receive, for a request that does not replace a hold."""
 
 
 class Unlimited:
@@ -35,7 +35,7 @@ class Unlimited:
 
 
 class Timed:
-    """A gate with a clock: its time is used where the caller gives none."""
+    """A gate with a clock, which is used for calls without `now=`."""
 
     def __init__(self, gate: Gate, clock: Clock) -> None:
         self._gate = gate
@@ -52,7 +52,7 @@ class Timed:
 
 
 class Quoted:
-    """A gate that asks a function for the quotas of each caller."""
+    """A gate that calls a function for the quotas of each caller."""
 
     def __init__(
         self, gate: Gate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
@@ -67,7 +67,7 @@ class Quoted:
         return self._gate.ask(request)
 
     def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
-        self._pick(key)  # says what is wrong with it
+        self._pick(key)  # raises ConfigError for an invalid key
         caller = caller_of(key, tier)
         is_known, quotas = self._quotas.get(caller)
         if is_known:
@@ -94,7 +94,7 @@ class Observed:
     def ask(self, request: Request) -> Answer:
         called = _CALLED[request.operation] if request.replaces is None else "move"
         call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
-        start = perf_counter()  # here, and not by `Hooks.watch`, because every decision passes through
+        start = perf_counter()  # not with `Hooks.watch`, which is slower
         try:
             answer = self._gate.ask(request)
         except Exception as error:

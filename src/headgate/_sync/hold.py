@@ -18,16 +18,16 @@ from headgate.stores.base import Gate
 class Hold(HoldBase):
     """Units taken from a limiter, to be settled at their true cost or released.
 
-    It can be asked like a decision: true if the units were taken. As a context manager it raises `RateLimited` on entry
-    if they were not, releases them if the block raises, and keeps what was held if the block ends without settling.
+    Its truth value is that of the decision: true if the units were taken. As a context manager it raises `RateLimited` on
+    entry if they were not, releases them if the block raises, and keeps the held cost if the block ends without settling.
 
-    However it ends, its places in a `concurrent` rule are free then.
+    The end of the hold always frees its places in a `concurrent` rule.
 
     Attributes:
-        decision: The answer to the hold.
-        receipts: What gives its units back; `None` if none were taken.
-        key: Whose units.
-        cost: The units asked for.
+        decision: The decision of the hold.
+        receipts: Receipts to give the units back; `None` if none were taken.
+        key: The key.
+        cost: The requested units.
         tier: The caller's tier.
     """
 
@@ -40,12 +40,12 @@ class Hold(HoldBase):
     def settle(self, cost: Mapping[str, int], *, now: float | None = None) -> Mapping[str, int]: ...
 
     def settle(self, cost: Cost, *, now: float | None = None) -> Cost:
-        """Make the hold final at its true cost, and return the cost that stands.
+        """Make the hold final at its true cost, and return the final cost.
 
-        Units held beyond it are given back as far as they still count; units above what was held are recorded, even
-        beyond the limit; `degraded` is true then if the store could not be asked. Of a cost by unit, what is not named stays
-        as it was held. Only the first call of `settle`, `confirm` or `release` counts; later ones return its result. A hold
-        that was taken at a time of the caller's own is settled at that time unless another one is given.
+        If the true cost is lower than the held cost, the difference is given back, as far as it still counts. If it is
+        higher, the excess is recorded, even beyond the limit; `degraded` is true if the store could not be reached for it.
+        Units that a cost by unit does not name keep their held cost. Only the first call of `settle`, `confirm` or `release`
+        has an effect; later ones return its result. A hold with an explicit `now=` is settled at that time by default.
         """
         final = self._units.settled(cost, self._costs)
         at = self._at if now is None else instant(now)
@@ -68,19 +68,19 @@ class Hold(HoldBase):
         return standing
 
     def release(self, *, now: float | None = None) -> Cost:
-        """Give all units back, as far as they still count; as `settle(0)`."""
+        """Give all units back, as far as they still count, like `settle(0)`."""
         return self.settle(0, now=now)
 
     def confirm(self, cost: Cost | None = None, *, now: float | None = None) -> Decision:
-        """Make the hold final as of now, for work that counts when it is done, not when it began.
+        """Make the hold final as of now, for work that counts at its end, not at its start.
 
-        The units are given back and taken anew, at their true cost if one is given, in one step. If there is no room for
-        them now, the decision is a refusal that says how long to wait; nothing has changed then, and the hold is still open.
-        Never more than the limit is admitted in a window, whether units count when they were held or when they were
-        confirmed. A hold that is final already stays so: true if its units stand.
+        The units are given back and taken again in one step, at their true cost if it is given. If they are not available
+        now, the decision is a refusal with `retry_after`, and the hold is unchanged and still open. The limit holds for both
+        times: that of the hold and that of the confirmation. If the hold is already final, it does not change, and the
+        decision is true if its units count.
 
         Raises:
-            CostTooHigh: The cost is above what a rule could ever admit at once.
+            CostTooHigh: The cost exceeds the capacity of a rule.
         """
         final = self._costs if cost is None else self._units.settled(cost, self._costs)
         at = self._at if now is None else instant(now)
@@ -96,7 +96,7 @@ class Hold(HoldBase):
             else:
                 self._final = None
         except HeadgateError as error:
-            if not isinstance(error, StoreError):  # which may have taken them
+            if not isinstance(error, StoreError):  # a StoreError may have taken the units
                 self._final = None
             raise
         finally:
@@ -104,12 +104,11 @@ class Hold(HoldBase):
         return decision
 
     def renew(self, *, now: float | None = None) -> Decision:
-        """Extend the lease of the hold's places, counted from now; other rules are neither asked nor charged.
+        """Extend the lease of the hold's places, counted from now; other rules are neither checked nor charged.
 
-        It may be repeated, and a renewal that was cancelled or whose answer was lost does no harm: the places stay those of
-        this hold, and are free when it ends. If the lease or the hold has ended, the decision is a refusal without
-        `retry_after`: the places may be others' by now. A hold that a failure policy admitted without counting it has no
-        lease; it gets its own decision again.
+        A renewal may be repeated, also after it was cancelled or its reply was lost. If the lease or the hold is over, the
+        decision is a refusal without `retry_after`, because other holds may have the places. A hold that a failure policy
+        admitted has no lease; the result is its decision.
 
         Raises:
             ConfigError: No rule of the limiter is `concurrent`.

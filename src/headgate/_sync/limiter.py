@@ -1,5 +1,5 @@
 # Generated from src/headgate/_async/limiter.py by tools/unasync.py. Do not edit.
-"""The limiter: what users call."""
+"""The limiter."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import ParamSpec, TypeVar
 
-from headgate._asking import Asking
 from headgate._concurrency import Event, check_plain_function
+from headgate._hit import HitMethods
 from headgate._limiting import LimiterBase
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Limiter(Asking, LimiterBase[Store, Gate]):
+class Limiter(HitMethods, LimiterBase[Store, Gate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -129,7 +129,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
         """Count units that have been used already, even beyond the limit.
 
         The decision is always an admission, without figures. Only `degraded` is of interest: if it is true, the store could
-        not be asked and the units may not be counted.
+        not be reached and the units may not be counted.
         """
         return self._ask("record", key, cost, tier, quota, now)
 
@@ -183,12 +183,12 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
     ) -> Decision:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
-        `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
+        With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait.
 
         Raises:
             ConfigError: The time-out is not a number.
-            RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
-                known, not when the time is up.
+            RateLimited: The units would not be admitted within `timeout` seconds, or never. It is raised as soon as this is
+                known, not after the time-out.
         """
         return self._wait(key, cost, tier, quota, timeout)
 
@@ -201,7 +201,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
         if deadline is not None and self._queue.is_taken(turn):
             # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
             alone = self.check(key, cost, tier=tier, quota=quota)
-            if not alone and self._is_in_vain(alone, deadline):
+            if not alone and self._is_too_late(alone, deadline):
                 raise RateLimited(alone)
         ticket = Event()
         try:
@@ -212,11 +212,11 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
                 decision = self.hit(key, cost, tier=tier, quota=quota)
                 if decision:
                     break
-                if self._is_in_vain(decision, deadline):
+                if self._is_too_late(decision, deadline):
                     raise RateLimited(decision)
                 self._clock.sleep(decision.retry_after or 0)
         finally:
-            ticket.is_over = True  # ahead of the call, at which a signal handler could raise
+            ticket.is_over = True  # before the call, in which a signal handler could raise
             self._queue.leave(turn, ticket)
         return decision
 
@@ -232,18 +232,17 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
             self._queue.call_first(turn)
 
     def reset(self, key: Key | None = None) -> None:
-        """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for everybody."""
+        """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for all callers."""
         self.gate.reset(key)
 
     def ping(self) -> None:
-        """Ask the store whether it can count for this limiter; for the start of a program.
+        """Check that the store can count for this limiter; for the start of a program.
 
-        It connects, and checks that rights, schema and everything else that counting needs are there. Nothing that the
-        limiter counts is changed.
+        It connects, and checks rights, schema and everything else that counting needs. It changes no counts.
 
         Raises:
-            StoreUnavailable: The store is down. Whether to start all the same is up to `on_store_error`.
-            StoreMisconfigured: It refuses; the message says what to change.
+            StoreUnavailable: The store is down. `on_store_error` decides calls in this state.
+            StoreMisconfigured: The store refuses; the message explains the correction.
         """
         if self._ping is not None:
             self._ping()
@@ -258,7 +257,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
         """Return a decorator: the function is called only if the units are admitted.
 
         Key, cost and tier are values, or functions of the call's arguments. A refused call raises `RateLimited`. Places in a
-        `concurrent` rule are held for as long as the call takes.
+        `concurrent` rule are held during the call.
         """
 
         def decorate(
@@ -278,7 +277,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
                 hold.decision.raise_if_denied()
                 try:
                     return function(*args, **kwargs)
-                finally:  # also after an exception: the function was called, so only its places are freed
+                finally:  # also after an exception: the cost counts, only places are freed
                     hold.settle(hold.cost)
 
             return guarded

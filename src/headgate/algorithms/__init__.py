@@ -1,4 +1,4 @@
-"""The pure functions that decide: given a rule, a state and a time, they return the new state and a verdict."""
+"""Pure functions that decide: from a rule, a state and a time to the new state and a verdict."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LATEST = 2**62  # microseconds: stores keep 64 bits
 
 
 def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
-    """Return the algorithm of a rule, for its own quota or the given one (that of a tier).
+    """Return the algorithm of a rule, for its default quota or the given one.
 
     Raises:
-        ConfigError: The quota cannot be counted exactly by this rule.
+        ConfigError: The rule cannot count this quota exactly.
     """
     quota = rule.quota if quota is None else quota
     if rule.kind == "fixed_window":
@@ -53,7 +53,7 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
 
 
 def is_state(algorithm: Algorithm, numbers: State) -> bool:
-    """Return whether numbers can be a state of this algorithm; what a store holds may come from another program."""
+    """Return whether numbers are a valid state of this algorithm; stored data may come from another program."""
     size = len(numbers)
     if isinstance(algorithm, TokenBucket):
         has_size = size == 7 and min(numbers[4:]) > 0
@@ -73,12 +73,12 @@ def _token_bucket(rule: Rule, quota: Quota) -> TokenBucket:
     ticks = quota.period_us // tick
     common = gcd(quota.limit, ticks)
     n, d = quota.limit // common, ticks // common
-    # What a caller of one tier has taken must be countable in the small parts of every other. If it were cut off, callers
-    # could get rid of what they owe by changing between tiers.
+    # The level of one tier must be countable in the small parts of every other. If it were reduced, callers could lower
+    # their level by changing between tiers.
     most = max(map(_burst, (quota, rule.quota, *rule.tiers.values())))
     if most * d > MAX_UNITS:
         raise ConfigError(
-            f"{str(quota)!r} cannot be counted exactly as a token bucket: burst {most} x {d} passes 2^53; "
+            f"{str(quota)!r} cannot be counted exactly as a token bucket: burst {most} x {d} exceeds 2^53; "
             f"use a rounder limit, a smaller burst (in every tier) or a sliding_window"
         )
     return TokenBucket(rule.name, _burst(quota), n, d, tick)

@@ -1,13 +1,13 @@
-"""What every algorithm is, and how several are decided together.
+"""The interface of algorithms, and the joint decision of several algorithms.
 
-Rules of this package: no clock, no I/O, no locks, no logging. Every number is a whole number; time is in microseconds and
-handed in. These functions are the reference: Lua and SQL are ports of them, step by step.
+Rules of this package: no clock, no I/O, no locks, no logging. Every number is a whole number; time is an
+argument, in microseconds. These functions are the reference: Lua and SQL are ports of them, step by step.
 
-A *state* is a flat tuple of whole numbers, so that every store can keep it as it is. Its first entry is its *birth*: a
-number that no other state of that key has had. A fresh state is `None`. A *receipt* is such a tuple too: the birth of the
-state that was charged, what the algorithm needs to find the units again, and, last, the cost.
+A *state* is a flat tuple of whole numbers, which every store can keep unchanged. Its first entry is its *birth*: a number
+that is unique among all states of that key, past and present. A fresh state is `None`. A *receipt* is also such a tuple: the
+birth of the charged state, the data to find the units again, and the cost as its last entry.
 
-Time that goes backwards grants nothing: each algorithm reads a time before its newest entry as the time of that entry.
+Time that goes backwards grants nothing: each algorithm replaces a time before its newest entry by the time of that entry.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
 
 State = tuple[int, ...]
-"""What a store keeps per rule and key."""
+"""The stored data of a rule and key."""
 Receipt = tuple[int, ...]
-"""What is needed to give back the units of a hold, for one rule."""
+"""The data to give back the units of a hold, for one rule."""
 
 Receipts = tuple[tuple[object, Receipt], ...]
-"""The receipts of a hold by rule: the place where its units were charged, and the algorithm's receipt.
+"""The receipts of a hold by rule: the name of the charged state in the store, and the algorithm's receipt.
 
 The receipt of a rule that was not charged is empty.
 """
 
 Operation = Literal["hit", "peek", "hold", "record", "renew"]
-"""Take units; only look; take units that may be given back; count units that were used already; extend leases."""
+"""Take units; check only; take units that may be given back; count used units; extend leases."""
 
 
 class Algorithm(Protocol):
-    """A rule made ready for one quota."""
+    """A rule with one quota."""
 
     @property
     def name(self) -> str:
@@ -44,34 +44,34 @@ class Algorithm(Protocol):
 
     @property
     def capacity(self) -> int:
-        """The most units ever admitted at once; 0 refuses everything."""
+        """The highest admitted cost; 0 refuses everything."""
 
     def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
-        """Return the state after the call and the verdict; a refusal or a cost of 0 returns the very same state.
+        """Return the state after the call, and the verdict; a refusal or a cost of 0 returns the identical state.
 
-        `birth` becomes that of the state if the one given is fresh.
+        If the given state is fresh, `birth` becomes the birth of the new state.
         """
 
     def move(
         self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
     ) -> tuple[State | None, Verdict]:
-        """Like `decide`, for units that take the place of a receipt's: those are given back first.
+        """Like `decide`, but give back the units of a receipt first.
 
-        A refusal returns the very same state and speaks of it; only its wait is that of the same call. A `concurrent` rule
-        renews the receipt's lease if the cost is not 0.
+        A refusal returns the identical state, and its verdict describes that state, except for `retry_after_us`. A
+        `concurrent` rule renews the receipt's lease if the cost is not 0.
         """
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         """Return the state with the units counted, even beyond the limit."""
 
     def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
-        """Return what is needed to give back units, from the states before and after they were charged."""
+        """Return the receipt of a charge, from the states before and after it."""
 
     def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
         """Return the state with up to `cost` of the receipt's units given back, as far as they still count."""
 
     def read(self, state: State, now: int) -> int:
-        """Return the time as the state reads it: `now`, or that of its newest entry if that is later."""
+        """Return the effective time: `now`, or the time of the newest entry if that is later."""
 
     def fresh_at(self, state: State) -> int:
         """Return the first time at which the state equals a fresh one."""
@@ -80,9 +80,10 @@ class Algorithm(Protocol):
 def moved(
     algorithm: Algorithm, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
 ) -> tuple[State | None, Verdict]:
-    """Give back a receipt's units and decide, for a rule whose units do not fade while they are held.
+    """Give back a receipt's units and decide, for a rule whose units do not drain while they are held.
 
-    The time is read from the state that has them: by a clock that went back, units must not move to an earlier time.
+    The effective time comes from the state that contains the units: if the clock went back, they must not move to an
+    earlier time.
     """
     at = now if state is None else algorithm.read(state, now)
     after, verdict = algorithm.decide(algorithm.refund(state, receipt, receipt[-1], at), at, cost, birth)
@@ -95,18 +96,18 @@ def moved(
 def refused_move(
     algorithm: Algorithm, state: State | None, now: int, retry_after_us: int | None
 ) -> tuple[State | None, Verdict]:
-    """Return the refusal of a move: the state stays, and is what the verdict shows."""
+    """Return the refusal of a move: the unchanged state and a verdict about it."""
     as_is = algorithm.decide(state, now, 0, 0)[1]
     return state, as_is._replace(allowed=False, retry_after_us=retry_after_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """What is the same in all rules that count whole units, up to a limit.
+    """Base of rules that count whole units up to a limit.
 
     Attributes:
         name: The rule's name.
-        limit: The most units: in a period, in a window, or at once.
+        limit: The limit of units: in a period, in a window, or at once.
     """
 
     name: str
@@ -133,8 +134,8 @@ def decide_all(
     """Decide several rules together: all are charged, or none.
 
     Each rule has its cost, and may have a receipt whose units it gives back first. Returns the states after the call (the
-    very same sequence if nothing is to be written) and a verdict per rule. In a refusal, a rule that would have admitted
-    shows what it has left without this call.
+    identical sequence if there is nothing to write) and a verdict per rule. If another rule refuses, the verdict of a rule
+    that would have admitted shows its figures without this call.
     """
     after: list[State | None] = []
     verdicts: list[Verdict] = []
@@ -159,6 +160,6 @@ def decide_all(
 
 
 def check_countable(count: int, cost: int, name: str) -> None:
-    """Refuse units that would take a count beyond what every store keeps exactly."""
+    """Refuse a cost that would take the count above `MAX_UNITS`."""
     if count + cost > MAX_UNITS:
         raise CostTooHigh(cost, MAX_UNITS - count, name)

@@ -1,14 +1,14 @@
-"""Units held at once.
+"""A limit of units held at once.
 
 State: birth, the latest time at which a lease began or was renewed, then end, number and units of each lease, in the order
-of their ends. A lease counts until its end. Its number is the birth in the request that took it, which no other request has,
-so a receipt finds the lease. All leases of a state end after its latest time: ended leases were removed then.
+of their ends. A lease counts until its end. Its number is the birth in the request that took it, which is unique, so a
+receipt identifies the lease. All leases of a state end after its latest time: ended leases were removed then.
 
 Renewing a lease moves its end, never to an earlier time, and changes nothing else: a receipt stays valid, and a repeated or
 late renewal is harmless. It takes no units, so the limit does not matter. A lease cannot be renewed after its end, or after
 it was given back.
 
-If a clock goes back, a lease begins at the latest time all the same. It would be too short by the clock that has caught up.
+If a clock goes back, a lease still begins at the latest time. Otherwise it would be too short once the clock is right again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Concurrent(Limited):
         return state[-3]
 
     def held(self, state: State | None, now: int) -> int:
-        """Return the units of the leases that have not ended."""
+        """Return the units of all live leases."""
         return sum(self._live(state, now, 0)[4::3])
 
     def free_at(self, state: State | None, now: int, units: int) -> int:
@@ -95,10 +95,10 @@ class Concurrent(Limited):
             units -= held
             if units <= 0:
                 return end
-        raise AssertionError("more units to free than are held: a cost above the limit got this far")
+        raise AssertionError("more units to free than are held: a cost above the limit was not refused")
 
     def _live(self, state: State | None, now: int, birth: int) -> State:
-        """Return the state without the leases that have ended, with the time as it is read; a new one if none is left."""
+        """Return the state without ended leases, at the effective time; a new state if no lease is left."""
         if state is None:
             return birth, now
         now = self.read(state, now)
@@ -115,7 +115,7 @@ class Concurrent(Limited):
 
 def _with_lease(live: State, end: int, number: int, units: int) -> State:
     place = len(live)
-    while place > _HEADER and live[place - 3] > end:  # only where leases were longer before
+    while place > _HEADER and live[place - 3] > end:  # only if the rule had a longer lease before
         place -= 3
     return *live[:place], end, number, units, *live[place:]
 

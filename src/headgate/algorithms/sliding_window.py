@@ -1,14 +1,14 @@
-"""Counting in small buckets over the last period; and the log, whose buckets are one microsecond wide.
+"""The sliding window: counts in small buckets over the last period. The log has buckets of one microsecond.
 
 State: birth, then index and units of each live bucket, oldest first. Bucket i covers [i*width, (i+1)*width) and counts
 while now < i*width + lifetime, where the lifetime is
 
-- of a strict window period + width: as long as the bucket's last instant may be inside the period, so that no span as
-  long as the period ever holds more than the limit;
-- of a lenient one the period: a unit may be forgotten up to one width early;
-- of a log the period, with a width of 1: every request has its own bucket, so nothing is early and nothing late. Its
-  state is as large as its limit. Only `record` can make it larger, up to `MAX_ENTRIES`: in a full log the newest bucket
-  moves to the current time and takes the new units.
+- period + width in a strict window: the last instant of the bucket may be inside the period until then, so no interval of
+  the length of the period ever contains more than the limit;
+- the period in a lenient window: a unit may expire up to one width early;
+- the period in a log, with a width of 1: units expire exactly on time. Its state is as large as its limit. Only `record`
+  can make it larger, up to `MAX_ENTRIES`: in a full log the newest bucket moves to the current time and takes the new
+  units.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.algorithms.base import Limited, Receipt, State, check_countable
 from headgate.decision import Verdict
 
 MAX_ENTRIES = 1000
-"""The most buckets in the state of a log whose limit is not larger; also the most that shared stores accept."""
+"""The largest number of buckets in the state of a log with a smaller limit; also the maximum of shared stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class SlidingWindow(Limited):
     """The sliding window of one quota.
 
     Attributes:
-        width: How long a bucket is.
-        lifetime: How long after its start a bucket counts.
+        width: Length of a bucket in microseconds.
+        lifetime: Microseconds after its start during which a bucket counts.
     """
 
     width: int
@@ -74,7 +74,7 @@ class SlidingWindow(Limited):
         return state[-2] * self.width + self.lifetime
 
     def _live(self, state: State | None, now: int, birth: int) -> State:
-        """Return the state without the buckets that no longer count; a new one if none is left."""
+        """Return the state without expired buckets; a new state if no bucket is left."""
         if state is None:
             return (birth,)
         now = self.read(state, now)
@@ -94,12 +94,12 @@ class SlidingWindow(Limited):
         return (*live, index, cost)
 
     def _free_at(self, live: State, units: int) -> int:
-        """Return when so many units will have been freed."""
+        """Return the time at which `units` are free."""
         for index, count in zip(live[1::2], live[2::2], strict=True):
             units -= count
             if units <= 0:
                 return index * self.width + self.lifetime
-        raise AssertionError("more units to free than are counted: a cost above the limit got this far")
+        raise AssertionError("more units to free than are counted: a cost above the limit was not refused")
 
     def _reset_after(self, live: State, now: int) -> int:
         return live[-2] * self.width + self.lifetime - now if len(live) > 1 else 0

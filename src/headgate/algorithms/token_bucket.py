@@ -1,29 +1,27 @@
-"""Admitting at a steady rate, with bursts.
+"""The token bucket: a steady rate with bursts.
 
-The bucket is kept upside down: `level` is what has been taken and drains away, so a fresh bucket is at 0. To stay in
-whole numbers, with limit/period reduced to n/d per tick, a unit is d small parts and n of them drain per tick: no
-division, no drift. A tick is 1 us, or 1 ms when the period is over an hour, which keeps d below 2^35.
+It is implemented as a leaky bucket: `level` is the taken amount, which drains, so a fresh bucket has level 0. All numbers
+are whole: with limit/period reduced to n/d per tick, a unit is d small parts and n of them drain per tick, without division
+or drift. A tick is 1 us, or 1 ms if the period exceeds an hour, which keeps d below 2^35.
 
 State: birth, level, time in ticks, refunded, n, d, burst.
 
-The last three are the *shape* that the level was measured in. A call with another shape (a changed limit, another tier)
-converts the level, rounding against the caller. It may then be above the caller's own capacity, and is kept so: cut off at
-it, callers could get rid of what they owe by changing between tiers. But a state that has drained away in its own shape is
-fresh for every caller: a store may have forgotten it by then, and no caller must be able to tell. A level that is more than
-can be counted in the caller's shape stays above its capacity until then.
+The last three are the *shape* of the level. A call with another shape (a changed limit, another tier) converts the level,
+rounded up. The result may be above the caller's capacity, and is not reduced: otherwise callers could lower their level by
+changing between tiers. But a state whose level drained to 0 in its own shape is fresh for every caller, because a store may
+have deleted it. A level that is too large to be counted in the caller's shape stays above its capacity until that time.
 
-So in any span no more is admitted than the burst of its last call and the largest rate of its calls allow: between two
-charges the level drains at the rate of one of their quotas, and the last of them was within its own burst.
+So any interval admits at most the burst of its last call plus the highest rate of its calls: between two charges the level
+drains at the rate of one of their quotas, and the last charge was within its burst.
 
-`refunded` is the total ever given back to this state. It tells overlapping holds apart: what one hold gave back must not
-be taken for what has drained away under another. Before it leaves the exact range the state is given a new birth, so that
-receipts from before give back nothing.
+`refunded` is the total of all refunds to this state. It separates overlapping holds: the refund of one hold must not be
+mistaken for drainage during another. Before it exceeds the exact range, the state gets a new birth, so that older receipts
+give back nothing.
 
-A hold that is released before anything else happens to the state leaves no trace: the state is then what it was before,
-with the time it had. Otherwise a clock that goes back later would find a bucket that has drained further than without the
-hold. For the same reason giving back never moves the time forward. But once something else has been charged or given back,
-the time stays. Put back below the time of a charge that still counts, it would let a clock that goes back give back an
-older hold as if nothing of it had drained since.
+A hold that is released before the state changes otherwise leaves no trace: the state is the same as before, with its old
+time. Otherwise a clock that goes back later would find a bucket that drained further than without the hold. For the same
+reason a refund never moves the time forward. But after another charge or refund the time stays. If it were moved before a
+charge that still counts, a clock that goes back could give back an older hold as if none of it had drained.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class TokenBucket:
 
     Attributes:
         name: The rule's name.
-        burst: The most units at once.
+        burst: The highest number of units at once.
         n: Small parts that drain per tick; 0 for a limit of 0.
         d: Small parts in a unit.
         tick: Length of a tick in microseconds.
@@ -68,7 +66,7 @@ class TokenBucket:
             reset_after = self._drained_at(level, time) - now
             after = (birth, level, time, refunded, self.n, self.d, self.burst)
             return after, Verdict(True, self.burst, self._remaining(level), None, reset_after)
-        # Nothing is written, so the state keeps its shape, and is fresh as soon as it is so in one of the two.
+        # Nothing is written, so the state keeps its shape. It is fresh as soon as it is fresh in one of the two shapes.
         fresh_at = now
         if state and level:
             fresh_at = self.fresh_at(state)
@@ -84,13 +82,13 @@ class TokenBucket:
         self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
     ) -> tuple[State | None, Verdict]:
         if receipt[5:8] != (self.n, self.d, self.burst):
-            # Units of another shape stay where they are, and drain away: no one could say how long to wait for both.
+            # Units of another shape stay charged and drain: the wait for both together cannot be computed.
             return self.decide(state, now, cost, birth)
         after, verdict = moved(self, state, receipt, now, cost, birth)
         if state is None or verdict.retry_after_us is None:
             return after, verdict
-        # From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is as
-        # long as if nothing were given back.
+        # From a certain time on, the draining units are those that would be given back, so waiting for them gains nothing.
+        # Then the wait is the same as without giving back.
         at = now + verdict.retry_after_us
         later = self.refund(state, receipt, receipt[-1], at)
         if self.decide(later, at, cost, birth)[1].allowed:
@@ -119,14 +117,14 @@ class TokenBucket:
         now = max(now // self.tick, time)
         left = max(0, level - n * (now - time))
         cost = min(cost, held)
-        # What has drained since came first out of what was there before the hold and has not been given back since, then
-        # out of the units that stay charged, and only then out of those that are given back.
+        # Order of drainage since the hold: first units from before the hold that were not refunded since, then units that
+        # stay charged, and last the units to give back.
         gone = n * (now - at) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
         back = min(left, max(0, cost * d - max(0, gone)))
         if left == back:
             return None
         if cost == held and (level, time, refunded) == (level_before + held * d, at, refunded_before):
-            # Nothing has happened since the hold: back to the state before it.
+            # The state has not changed since the hold: restore the state before it.
             return birth, level_before + n * (at - time_before), time_before, refunded, n, d, burst
         level, refunded = level - back, refunded + back
         if refunded > MAX_UNITS:
@@ -141,7 +139,7 @@ class TokenBucket:
         return (time - level // -n) * self.tick
 
     def _drained(self, state: State | None, now: int, birth: int) -> tuple[int, int, int, int]:
-        """Return birth, level, time and total refunded as they are now, in this shape."""
+        """Return current birth, level, time and total of refunds, in this shape."""
         if state is None:
             return birth, 0, now, 0
         old_birth, level, time, refunded, n, d, burst = state
@@ -152,7 +150,7 @@ class TokenBucket:
             level = -(level * self.d // -d)
             if level > MAX_UNITS:
                 return birth, MAX_UNITS + 1, now, 0
-            # Receipts name units of the other shape: they must not be given back in this one.
+            # Receipts refer to the other shape: their units must not be given back in this one.
             old_birth, refunded = birth, 0
         level -= self.n * (now - time)
         if level <= 0:
@@ -163,5 +161,5 @@ class TokenBucket:
         return max(0, self.burst * self.d - level) // self.d
 
     def _drained_at(self, parts: int, time: int) -> int:
-        """Return when so many small parts, counted from a time in ticks, will have drained away in this shape."""
+        """Return the time in microseconds at which `parts` have drained, counted from a time in ticks."""
         return (time - parts // -self.n) * self.tick

@@ -1,10 +1,10 @@
-"""Counting in windows that follow each other: of one length, or the days, weeks, months or years of a time zone.
+"""Consecutive windows: of a fixed length, or the days, weeks, months or years of a time zone.
 
 State: birth, number of the window, units in it. The number of a fixed window is its index: window i covers
-[i*period, (i+1)*period). That of a calendar window is the instant at which it ends, so that a store needs no calendar of its
-own: `edges_around` says where windows begin and end, from which a store picks by its own clock.
+[i*period, (i+1)*period). The number of a calendar window is the instant of its end, so that stores need no calendar:
+they receive the boundaries from `edges_around`, and select by their own clock.
 
-A state counts until its window ends, so a clock that goes back finds the window that was already counted in.
+A state counts until its window ends, so after a clock went back the later window is still counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Windows(Limited, ABC):
 
     @abstractmethod
     def number_at(self, now: int) -> int:
-        """Return the number of the window that a time falls into."""
+        """Return the number of the window that contains a time."""
 
     @abstractmethod
     def end_of(self, number: int) -> int:
-        """Return when the window of this number ends."""
+        """Return the end of the window with this number."""
 
     def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
         birth, number, count = self._current(state, now, birth)
@@ -65,7 +65,7 @@ class Windows(Limited, ABC):
         return self.end_of(state[1])
 
     def _current(self, state: State | None, now: int, birth: int) -> State:
-        """Return the state of the window that `now` falls into, or of a later one that was already counted in."""
+        """Return the state of the window that contains `now`, or of a later window if that has counts already."""
         if state is None or self.fresh_at(state) <= now:
             return birth, self.number_at(now), 0
         return state
@@ -73,7 +73,7 @@ class Windows(Limited, ABC):
 
 @dataclass(frozen=True, slots=True)
 class FixedWindow(Windows):
-    """Windows of one length, aligned to the epoch."""
+    """Windows of a fixed length, aligned to the epoch."""
 
     period: int
 

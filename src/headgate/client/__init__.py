@@ -1,4 +1,4 @@
-"""A client of the Headgate server, which is a store like any other:
+"""A client for the Headgate server. It is used like any other store:
 
     store = ServerStore("http://127.0.0.1:8080")
     limiter = store.limiter("login")           # or await store.async_limiter("login")

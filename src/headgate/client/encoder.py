@@ -1,4 +1,4 @@
-"""What a limiter asks of a server."""
+"""Encode the calls of a limiter as requests to a server."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ logger = logging.getLogger("headgate")
 T = TypeVar("T")
 
 _PATHS = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record", "renew": "check"}
-"""What each operation is called in the server's addresses."""
+"""The name of each operation in the server's URLs."""
 
 
 class Held:
-    """Where units are held: under an id, on the server.
+    """A hold on the server.
 
     Attributes:
-        hold: The id.
-        costs: What each rule was charged.
+        hold: Its id.
+        costs: The units charged to each rule.
     """
 
     __slots__ = ("costs", "hold")
@@ -52,16 +52,16 @@ class Held:
 
 
 class LimiterEncoder:
-    """The operations of a limiter's gate, as what is to be asked of the server.
+    """Encodes the operations of a limiter's gate as requests to the server.
 
-    The server decides by the rules of its own policy file. That they are those of this limiter is checked by their names,
-    with the first decision; if they are not, nothing that charges is sent any more. When the policy is changed later, the
-    server's decisions are passed on as they are, and that is logged: a change there must not break every process here.
+    The server decides by the rules of its own policy file. With the first decision, the names of its rules are compared
+    with this limiter's; if they differ, no further request that charges is sent. If the policy changes later, the server's
+    decisions are returned unchanged and the change is logged: a policy change must not break every client.
 
     Args:
-        server: What the server is called in messages.
+        server: The server's name in messages.
         limiter: The limiter's name.
-        rules: Its rules, as they are believed to be.
+        rules: The limiter's rules as known to the client.
     """
 
     def __init__(self, server: str, limiter: str, rules: tuple[Rule, ...]) -> None:
@@ -79,17 +79,17 @@ class LimiterEncoder:
         self._read_nothing = reading(server, lambda body: None)
 
     def ask(self, request: Request) -> EncodedRequest[Answer]:
-        """Return what answers a request.
+        """Return the encoded request and the function that reads its answer.
 
         Raises:
             ConfigError: The key does not fit the rules, the cost is not a whole number, or the server has other rules.
         """
         if self._mismatch is not None:
-            raise ConfigError(self._mismatch)  # before it charges once more by rules that are not meant here
+            raise ConfigError(self._mismatch)  # do not charge again by the wrong rules
         _check_time(request.now)
         self._check_cost(request.cost)
-        self._pick(request.key)  # says what is wrong with it, before anything is sent
-        # The costs of a hold, though not of what is recorded above it, are the same for all rules that count the same.
+        self._pick(request.key)  # raises if the key does not fit, before anything is sent
+        # The costs of a hold are equal for all rules with the same unit; those of a record above a hold are not.
         by_rule = request.operation == "record" and isinstance(request.cost, tuple)
         members = {
             "key": key_to_data(request.key),
@@ -100,7 +100,7 @@ class LimiterEncoder:
         question = limiter_request(self._limiter, _PATHS[request.operation], members)
         if request.operation == "record":
             return question, self._read_recorded
-        # Shadow rules, which are not known here, may be all there are.
+        # The limiter may have only shadow rules, which the client does not know.
         costs = request.costs(len(self._rules) or 1)
         held = request.replaces[0][0] if request.replaces else None
         if request.operation == "renew" and isinstance(held, Held):
@@ -109,13 +109,13 @@ class LimiterEncoder:
             return question, self._without_receipts
         if not isinstance(held, Held):
             return question, partial(self._with_receipts, costs)
-        # If the server has forgotten the hold, its units are taken again.
+        # If the server no longer has the hold, it takes the units again.
         anew = {**members, "cost": self._units.by_unit(held.costs), "limiter": self._limiter}
         confirmation = hold_request(held.hold, "confirm", {"cost": self._final(costs), "anew": anew})
         return confirmation, self._without_receipts
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
-        """Return what gives units back; nothing is asked if they do not belong to this hold."""
+        """Return the request that refunds units; no request if they do not belong to this hold."""
         _check_time(now)
         held = receipts[0][0]
         costs = cost if isinstance(cost, tuple) else (cost,) * len(receipts)
@@ -125,7 +125,7 @@ class LimiterEncoder:
         return hold_request(held.hold, "settle", {"cost": final}), self._read_settled
 
     def _final(self, costs: tuple[int, ...]) -> Cost:
-        """Return what a hold has cost, without its places: they are free when it ends."""
+        """Return the final cost of a hold, without its places, which are released when it ends."""
         if len(set(costs)) == 1 and not self._units.has_places:
             return costs[0]
         every = zip(self._rules, costs, strict=True)
@@ -138,7 +138,7 @@ class LimiterEncoder:
     def reset(self, key: Key | None) -> EncodedRequest[None]:
         self._pick(key)
         request = limiter_request(self._limiter, "reset", {"key": key_to_data(key)})
-        return alone(request), self._read_nothing  # it takes a permission that a batch need not have
+        return alone(request), self._read_nothing  # needs a permission that a batch may lack
 
     def _without_receipts(self, response: Response) -> Answer:
         return self._read_decision(response), None
@@ -150,7 +150,7 @@ class LimiterEncoder:
     def _renewed(self, costs: tuple[int, ...], response: Response) -> Answer:
         if response.status != NOT_FOUND:
             return self._read_hold(response)[0], None
-        # Forgotten there: its leases ended long ago.
+        # The server no longer has the hold: its leases ended long ago.
         every = zip(self._rules, costs, strict=True)
         names = tuple(rule.name for rule in self._rules)
         return Decision.make(
@@ -161,14 +161,14 @@ class LimiterEncoder:
         return (RECORDED[0].as_degraded(), None) if self._read_degraded(response) else RECORDED
 
     def _read_settled(self, answer: Response) -> None:
-        # Forgotten there: its units have expired, so there is nothing to give back.
+        # The server no longer has the hold: its units have expired, so there is nothing to return.
         if answer.status != NOT_FOUND:
             success(self._server, answer)
 
     def _decision_and_hold(self, body: dict[str, Any]) -> tuple[Decision, str | None]:
         hold = body["hold"]
         if not isinstance(hold, (str, NoneType)):
-            raise TypeError("the id of a hold is a text")
+            raise TypeError("the id of a hold must be text")
         return self._decision(body["decision"]), hold
 
     def _decision(self, body: dict[str, Any]) -> Decision:
@@ -186,7 +186,7 @@ class LimiterEncoder:
         else:
             self._mismatch = (
                 f"limiter {self._limiter!r} has the rules {_listed(names)} on {self._server}, but "
-                f"{_listed(self._names)} here; let store.limiter({self._limiter!r}) ask for them"
+                f"{_listed(self._names)} here; use store.limiter({self._limiter!r}) to get the server's rules"
             )
             raise ConfigError(self._mismatch)
 
@@ -197,11 +197,11 @@ def _receipts(held: Held, costs: tuple[int, ...]) -> Receipts:
 
 def _check_time(now: int | None) -> None:
     if now is not None:
-        raise ConfigError("a server decides by its own time: leave out now= and clock=")
+        raise ConfigError("a server uses its own clock: leave out now= and clock=")
 
 
 def _nothing(response: Response) -> None:
-    """Read what was not asked for."""
+    """Ignore an answer that is not needed."""
 
 
 def _listed(names: tuple[str, ...]) -> str:

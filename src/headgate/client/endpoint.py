@@ -1,7 +1,7 @@
-"""Where a server is, how to log in there, and how requests travel.
+"""The address of a server, its credentials, and the HTTP transport.
 
-Requests are sent by httpx's transports rather than its clients: redirects, cookies, proxies of the environment and repeated
-attempts are nothing that a call which charges may meet with on its way.
+Requests are sent by httpx's transports rather than its clients: a call that charges must not be redirected, retried or sent
+through a proxy from the environment.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headgate.stores.remote.peer import INVALID_REPLY, WRONG_TLS
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
 KEEP_ALIVE = 3.0
-"""Seconds after which an idle connection is given up. Servers close theirs too, usually after 5 s or more, and a call that
-crosses with that is lost: it is unknown whether it was counted."""
+"""Seconds after which an idle connection is closed. Servers close idle connections too, usually after 5 s or more. If a call
+is sent at that moment it is lost, and it is unknown whether it was counted."""
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE)
@@ -33,8 +33,8 @@ class ServerEndpoint:
     """A server.
 
     Attributes:
-        name: What it is called in messages; without credentials.
-        is_transport_given: Whether requests are sent by a transport of the user's, which is not ours to close.
+        name: The server's name in messages; without credentials.
+        is_transport_given: Whether the user passed the transport; the store then does not close it.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class ServerEndpoint:
         base, token_in_url = _parse(url)
         if token and token_in_url:
             raise ConfigError(
-                f"{base} has a token in its URL, and the argument token is another; give one of the two"
+                f"{base} has a token in its URL that differs from the argument token; give only one of them"
             )
         self.name = str(base).rstrip("/")
         self._given = check_kind("transport", transport, Transport | None, "a transport of httpx")
         self.is_transport_given = transport is not None
         check_kind("tls", tls, ssl.SSLContext | None, "a context like ssl.create_default_context()")
-        # For http:// none is made: that takes longer than many calls.
+        # Not created for http://, because that takes longer than many calls.
         self._tls: ssl.SSLContext | bool = False
         if base.scheme == "https":
             self._tls = tls or ssl.create_default_context()
@@ -64,29 +64,29 @@ class ServerEndpoint:
             "User-Agent": "headgate",
         }
         if token := token or token_in_url:
-            # Checked here, because the error of the HTTP library would print the header.
+            # Checked here, because the error message of the HTTP library would contain the header.
             if not isinstance(token, str) or not _TOKEN.fullmatch(token):
                 raise ConfigError(f"the token for {self.name} is not text that a header can carry")
             self._headers["Authorization"] = f"Bearer {token}"
 
     def transport(self) -> httpx.BaseTransport:
-        """Return what sends the requests of threads."""
+        """Return the transport for threads."""
         if self._given is None:
             return httpx.HTTPTransport(verify=self._tls, trust_env=False, limits=_LIMITS)
         if isinstance(self._given, httpx.BaseTransport):
             return self._given
-        raise ConfigError(f"{self.name} was given a transport for coroutines, which Limiter cannot use")
+        raise ConfigError(f"{self.name} was given an async transport, which Limiter cannot use")
 
     def async_transport(self) -> httpx.AsyncBaseTransport:
-        """Return what sends the requests of coroutines."""
+        """Return the transport for coroutines."""
         if self._given is None:
             return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=_LIMITS)
         if isinstance(self._given, httpx.AsyncBaseTransport):
             return self._given
-        raise ConfigError(f"{self.name} was given a transport for threads, which AsyncLimiter cannot use")
+        raise ConfigError(f"{self.name} was given a sync transport, which AsyncLimiter cannot use")
 
     def packed(self, request: HttpRequest, timeout: float | None) -> httpx.Request:
-        """Return a request as it goes over the wire; each of its steps takes so many seconds at most."""
+        """Return the httpx request; `timeout` in seconds applies to each phase, such as connect and read."""
         return httpx.Request(
             request.method,
             self.name + request.path,
@@ -96,7 +96,7 @@ class ServerEndpoint:
         )
 
     def error(self, cause: BaseException) -> StoreError:
-        """Return what it means to us that there was no answer."""
+        """Return the StoreError for a failed exchange."""
         if isinstance(cause, (httpx.TimeoutException, TimeoutError)):
             return StoreTimeout(f"{self.name} did not answer in time")
         # h11 quotes the first bytes: "illegal status line: bytearray(b'SSH-2.0')".
@@ -107,7 +107,7 @@ class ServerEndpoint:
 
 
 def unpacked(response: httpx.Response) -> Response:
-    """Return the answer in a response that was read; one that is not JSON has no body for us."""
+    """Return the answer in a response that was read; a body that is not JSON becomes `None`."""
     try:
         body: Any = json.loads(response.content)
     except (ValueError, RecursionError):
@@ -116,22 +116,24 @@ def unpacked(response: httpx.Response) -> Response:
 
 
 def is_lost(cause: BaseException) -> bool:
-    """Tell whether the connection broke, so that a call that does no harm twice is worth another try."""
+    """Return whether the connection broke, so that a call may be repeated if that is safe."""
     return isinstance(cause, httpx.TransportError) and not isinstance(cause, httpx.TimeoutException)
 
 
 def _parse(url: str) -> tuple[httpx.URL, str | None]:
-    """Return a URL without credentials, ending in a slash, and the token that it had."""
+    """Return a URL without credentials, ending in a slash, and its token."""
     example = "write for example 'http://127.0.0.1:8080' or 'https://:TOKEN@limits.example.org'"
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
-        # Not chained, and without the URL: a part of the token may be quoted.
-        raise ConfigError(f"the URL of the server cannot be read; {example}") from None
+        # Without cause and URL: they may contain a part of the token.
+        raise ConfigError(f"the URL of the server is not valid; {example}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"a server has a URL of http:// or https:// with a host; {example}")
+        raise ConfigError(
+            f"the URL of a server must start with http:// or https:// and name a host; {example}"
+        )
     if parsed.query or parsed.fragment:
-        raise ConfigError(f"the URL of a server has neither '?' nor '#'; {example}")
+        raise ConfigError(f"the URL of a server must not contain '?' or '#'; {example}")
     user, _, password = parsed.userinfo.decode("ascii").partition(":")
     if user and password:
         raise ConfigError(f"a server takes a token, not a user and a password; {example}")

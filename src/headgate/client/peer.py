@@ -1,7 +1,7 @@
-"""How requests travel to a server, alone or together, and how the answers come back.
+"""Send requests to a server, one by one or in batches, and distribute the answers.
 
-HTTP is why they leave together: 64 tasks that each send requests of their own make some 400 calls a second, and ten thousand
-in batches (httpx 0.28, two cores shared with the server).
+Batches reduce the cost of HTTP: 64 tasks that send separate requests make about 400 calls per second, and ten thousand in
+batches (httpx 0.28, two cores shared with the server).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headgate.stores.remote.peer import PENDING, Conversation
 from headgate.stores.remote.wakeup import WakeUp
 
 MOST_BYTES = 32_768
-"""The largest batch: so that no call waits long for others, and the server accepts it."""
+"""The largest batch, small enough that no call waits long for others and that the server accepts it."""
 
 TOO_LARGE = 413
 
@@ -39,7 +39,7 @@ class ServerPeer:
         self._endpoint = endpoint
 
     def size(self, request: HttpRequest) -> int:
-        # What is no entry leaves alone.
+        # A request without an entry is sent alone.
         return MOST_BYTES + 1 if request.entry is None else len(request.entry)
 
     def connect(self, seconds: float) -> HttpWire:
@@ -62,7 +62,7 @@ class ServerPeer:
             return ()
         answer = yield batch_request([call.request.entry for call in calls])
         if answer.status == TOO_LARGE:
-            return calls  # the server takes less at once than we thought, and has done nothing
+            return calls  # the batch was too large for the server, which has processed nothing
         try:
             answers = batch_answers(answer, len(calls))
         except ValueError as error:
@@ -75,7 +75,7 @@ class ServerPeer:
 
 
 class HttpWire:
-    """A connection for threads. A thread of its own waits for the answers, because httpx waits for each part of one."""
+    """A connection for threads. A dedicated thread waits for the answers, because httpx waits for each part of one."""
 
     def __init__(self, endpoint: ServerEndpoint, seconds: float) -> None:
         self._endpoint = endpoint
@@ -87,7 +87,7 @@ class HttpWire:
         threading.Thread(target=self._serve, daemon=True, name="headgate asks a server").start()
 
     def is_over(self) -> bool:
-        return False  # httpx sees to that
+        return False  # httpx handles this
 
     def send(self, message: HttpRequest) -> None:
         self._outcome = PENDING
@@ -109,7 +109,7 @@ class HttpWire:
         while (request := self._requests.get()) is not None:
             try:
                 self._outcome = self._exchange(request)
-            except BaseException as error:  # noqa: BLE001  # it is for those that wait
+            except BaseException as error:  # noqa: BLE001  # passed on to the waiting callers
                 self._outcome = error
             self._news.set()
         if not self._endpoint.is_transport_given:
@@ -132,7 +132,7 @@ class AsyncHttpWire:
         self._transport: httpx.AsyncBaseTransport = endpoint.async_transport()
 
     async def is_over(self) -> bool:
-        return False  # httpx sees to that
+        return False  # httpx handles this
 
     def send(self, message: HttpRequest) -> None:
         self._request = self._endpoint.packed(message, None)
@@ -151,15 +151,15 @@ class AsyncHttpWire:
 
 
 def stream_events(endpoint: ServerEndpoint, seconds: float) -> Iterator[tuple[str, Any]]:
-    """Yield the server's events, each with its name and data.
+    """Yield the server's events as pairs of name and data.
 
     Args:
         endpoint: The server.
-        seconds: How long it may send nothing.
+        seconds: The maximum time without an event.
 
     Raises:
-        StoreUnavailable: It cannot be asked, or the connection was lost.
-        StoreMisconfigured: It does not let us in, or is not a Headgate server.
+        StoreUnavailable: The server is unreachable, or the connection was lost.
+        StoreMisconfigured: The server rejects the token, or is not a Headgate server.
     """
     transport = endpoint.transport()
     try:

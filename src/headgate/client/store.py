@@ -1,4 +1,4 @@
-"""The store that is a Headgate server: it decides, by the rules of its policy file, in whatever store that names."""
+"""The store of a Headgate server, which decides by the rules and with the stores of its policy file."""
 
 from __future__ import annotations
 
@@ -47,23 +47,22 @@ class ServerStore(RemoteStore):
     """Counts on a Headgate server.
 
     Args:
-        url: Where it is, as `http://127.0.0.1:8080`; `https://:TOKEN@host` has the token in it.
-        token: The bearer token to log in with, if the server has tokens.
-        deadline: Seconds after which a call is given up, with `StoreUnavailable`.
-        tls: How to check the certificate of an https:// server, if not as the operating system does.
-        transport: What to send requests with, instead of httpx's own: a test's.
+        url: The server's URL, like `http://127.0.0.1:8080`; `https://:TOKEN@host` includes the token.
+        token: The bearer token, if the server requires one.
+        deadline: Seconds until a call fails with `StoreUnavailable`.
+        tls: The context that verifies the certificate of an https:// server; by default the operating system's settings.
+        transport: A custom httpx transport, for tests.
 
-    The server decides by the rules of its policy file, its stores and its clock. A limiter on this store has the name of one
-    of its limiters; `limiter` and `async_limiter` ask for the rules that belong to it. Times of the caller's own are
-    refused.
+    The server decides by the rules of its policy file, with its stores and its clock. A limiter on this store must have the
+    name of a limiter of the server; `limiter` and `async_limiter` load its rules. Calls with `now=` are not accepted.
 
-    A call that charges is sent at most once. Settling a hold is repeated, once, if the connection broke: the server knows
-    whether it was settled before.
+    A call that charges is sent at most once. Settling a hold is retried once if the connection broke, because the server
+    knows whether the hold was already settled.
 
-    Threads, tasks, event loops and processes may share a store; one that was made before a fork connects anew.
+    Threads, tasks, event loops and processes may share a store; after a fork it opens new connections.
     """
 
-    has_rules = True  # its rules may all be shadow rules, which a limiter does not see
+    has_rules = True  # all rules of the server may be shadow rules, which a limiter does not see
     clock = None
     notes = None
 
@@ -71,8 +70,8 @@ class ServerStore(RemoteStore):
         shared=True,
         durable=True,
         may_lose=(
-            "nothing when a client dies. When the server does, what the store of its limiter may lose; with a memory store "
-            "that is everything. If that store is not exact or not all-or-nothing, neither is this"
+            "nothing when a client fails. When the server fails, the same as the store of its limiter; with a memory store "
+            "everything. It is exact and all-or-nothing only if that store is"
         ),
     )
 
@@ -92,9 +91,9 @@ class ServerStore(RemoteStore):
         self._tasks = AsyncEngine(peer, self.deadline)
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        """Return the operations of the server's limiter of that name; calls are given up after `deadline` seconds.
+        """Return the gate of the server's limiter of that name; calls fail after `deadline` seconds.
 
-        The first decision raises ConfigError if the server's rules have other names.
+        The first decision raises ConfigError if the server's rules have different names.
         """
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         if self.endpoint.is_transport_given:
@@ -104,7 +103,7 @@ class ServerStore(RemoteStore):
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
-        """As `bind`, for coroutines."""
+        """Like `bind`, but for coroutines."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         if self.endpoint.is_transport_given:
             self.endpoint.async_transport()  # fails here rather than at the first call
@@ -118,13 +117,14 @@ class ServerStore(RemoteStore):
         deadline: float | None = None,
         hooks: Iterable[Hook] = (),
     ) -> Limiter:
-        """Return a limiter with the rules that the server has for that name.
+        """Return a limiter with the server's rules for that name.
 
-        What it answers while the server cannot be asked is by default what the server's policy file says of its store.
+        While the server is unreachable, the limiter uses `on_store_error`; by default the failure policy of the server's
+        policy file.
 
         Raises:
-            ConfigError: The server has no such limiter, or does not let us in.
-            StoreUnavailable: It cannot be asked.
+            ConfigError: The server has no such limiter, or rejects the token.
+            StoreUnavailable: The server is unreachable.
         """
         found = self._call(self._ask_for_limiter(name))
         policy = on_store_error or found.on_store_error
@@ -140,7 +140,7 @@ class ServerStore(RemoteStore):
         deadline: float | None = None,
         hooks: Iterable[Hook] = (),
     ) -> AsyncLimiter:
-        """As `limiter`, for coroutines."""
+        """Like `limiter`, but for coroutines."""
         found = await self._acall(self._ask_for_limiter(name))
         policy = on_store_error or found.on_store_error
         return AsyncLimiter(
@@ -148,40 +148,40 @@ class ServerStore(RemoteStore):
         )
 
     def limiters(self) -> tuple[ServerLimiter, ...]:
-        """Return all limiters that the server has.
+        """Return all limiters of the server.
 
-        This and the calls below raise StoreUnavailable when the server cannot be asked: no policy answers for it.
+        This and the following methods raise StoreUnavailable if the server is unreachable; no failure policy applies.
         """
         return self._call(self._ask_for_limiters())
 
     async def async_limiters(self) -> tuple[ServerLimiter, ...]:
-        """As `limiters`, for coroutines."""
+        """Like `limiters`, but for coroutines."""
         return await self._acall(self._ask_for_limiters())
 
     def wait_hint(
         self, limiter: str, key: Key | None = None, cost: Cost = 1, *, tier: str | None = None
     ) -> WaitHint:
-        """Return when a call would be admitted, and take nothing."""
+        """Return when a call would be admitted, without taking anything."""
         return self._call(self._ask_for_hint(limiter, key, cost, tier))
 
     async def async_wait_hint(
         self, limiter: str, key: Key | None = None, cost: Cost = 1, *, tier: str | None = None
     ) -> WaitHint:
-        """As `wait_hint`, for coroutines."""
+        """Like `wait_hint`, but for coroutines."""
         return await self._acall(self._ask_for_hint(limiter, key, cost, tier))
 
     def inspect(self, key: Key | None, *, tier: str | None = None) -> tuple[KeyState, ...]:
-        """Return what every limiter has counted for a key; a text stands for every scope of a limiter that has scopes."""
+        """Return the state of a key in every limiter; a text key is used for each scope of a limiter with scopes."""
         return self._call(self._ask_for_states(key, tier))
 
     async def async_inspect(self, key: Key | None, *, tier: str | None = None) -> tuple[KeyState, ...]:
-        """As `inspect`, for coroutines."""
+        """Like `inspect`, but for coroutines."""
         return await self._acall(self._ask_for_states(key, tier))
 
     def events(self) -> Iterator[tuple[str, Any]]:
-        """Yield the server's events as they come, each with its name, `history` or `tick`, and its data, until it stops.
+        """Yield the server's events until it stops, each as a name, `history` or `tick`, and its data.
 
-        The server sends one a second; it is given up when none comes within the deadline.
+        The server sends one event per second; if none arrives within the deadline, the call fails.
         """
         return stream_events(self.endpoint, self.deadline)
 
@@ -195,7 +195,7 @@ class ServerStore(RemoteStore):
         )
 
     def _ask_for_limiter(self, name: str) -> EncodedRequest[ServerLimiter]:
-        """Ask for all of them, so as to know what there is if there is no such one."""
+        """Request all limiters, so that an error can list the existing names."""
         read = partial(find_limiter, self.endpoint.name, name)
         return HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read)
 

@@ -1,4 +1,4 @@
-"""What a server answers about its limiters and about a key."""
+"""Values that a server returns about its limiters and about a key."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class ServerLimiter:
 
     Attributes:
         name: Its name.
-        rules: The rules that decide.
-        shadow: Rules that only count what they would have refused.
-        store: Where the server counts; without credentials.
-        on_store_error: What the server answers when that store cannot be asked: its failure policy.
-        default_tier: The tier of callers that have none, or one that no rule knows.
-        headers: Which headers HTTP edges send.
+        rules: The enforced rules.
+        shadow: Shadow rules, which only count their would-be refusals.
+        store: The server's store; without credentials.
+        on_store_error: The failure policy of the server, used when that store is unreachable.
+        default_tier: The tier of callers without a tier, or with a tier that no rule has.
+        headers: The headers that HTTP middlewares send.
     """
 
     name: str
@@ -34,11 +34,11 @@ class ServerLimiter:
 
 
 class WaitHint(NamedTuple):
-    """When a call would be admitted, if no other call came.
+    """When a call would be admitted if no other call is made.
 
     Attributes:
         allowed: Whether it would be admitted now.
-        wait: Seconds until it would be; 0 now, `None` never.
+        wait: Seconds until it would be admitted; 0 now, `None` never.
     """
 
     allowed: bool
@@ -47,12 +47,12 @@ class WaitHint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """What one limiter has counted for a key.
+    """The state of a key in one limiter.
 
     Attributes:
         limiter: The limiter's name.
-        results: How much is used of each rule, in the order of the rules.
-        error: Why there are none, if so.
+        results: The usage of each rule, in the order of the rules.
+        error: The reason why `results` is empty, or `None`.
     """
 
     limiter: str

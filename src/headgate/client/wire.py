@@ -1,6 +1,6 @@
-"""What is said to a server and what its answers mean; nothing here sends anything.
+"""Encode requests to a server and decode its answers; no I/O.
 
-A request comes together with the way to read its answer (`EncodedRequest`).
+Each request comes with the function that reads its answer (`EncodedRequest`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ T = TypeVar("T")
 BATCH_PATH = "/v1/batch"
 
 NOT_FOUND, NOT_IMPLEMENTED = 404, 501
-"""Statuses that mean something of their own; 501 is a limiter whose store cannot remember holds."""
+"""Statuses with a specific meaning; 501 is a limiter whose store does not support holds."""
 
 _TRY_LATER = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that say nothing about the request itself."""
+"""Statuses below 500 that do not depend on the request itself."""
 
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading an answer raises that is not what it should be."""
+"""Exceptions raised while reading a malformed answer."""
 
 
 class HttpRequest(NamedTuple):
-    """Something to be asked of the server.
+    """A request to the server.
 
     Attributes:
         method: The HTTP method.
         path: The path below the server's URL.
-        body: JSON, or nothing.
-        entry: The same as an entry of a batch; `None` if it must leave alone.
-        may_repeat: Whether asking twice does no more than asking once.
+        body: JSON, or empty.
+        entry: The same call as an entry of a batch; `None` if it must be sent alone.
+        may_repeat: Whether sending it twice has the same effect as once.
     """
 
     method: str
@@ -53,7 +53,7 @@ class HttpRequest(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What the server has answered: the HTTP status and the JSON document, `None` if there was none."""
+    """The answer of the server: the HTTP status and the JSON document, or `None`."""
 
     status: int
     body: Any
@@ -65,11 +65,11 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def packed(document: object) -> bytes:
-    """Return JSON.
+    """Return a document as JSON.
 
     Raises:
-        ConfigError: There is half a character in a text. JSON could say it, but not so that everybody reads the same: as
-            escapes, the two halves of a character are that character, and thus another key.
+        ConfigError: A text contains a lone surrogate. JSON can escape it, but two escaped surrogates decode to one
+            character, and so to a different key.
     """
     try:
         return _encode(document).encode("utf-8")
@@ -78,7 +78,7 @@ def packed(document: object) -> bytes:
 
 
 def limiter_request(limiter: str, operation: str, members: Mapping[str, object]) -> HttpRequest:
-    """Return a call of a limiter's operation that may leave in a batch."""
+    """Return a call of a limiter's operation, which may be sent in a batch."""
     call = {name: value for name, value in members.items() if value is not None}
     return HttpRequest(
         "POST",
@@ -89,14 +89,14 @@ def limiter_request(limiter: str, operation: str, members: Mapping[str, object])
 
 
 def alone(request: HttpRequest) -> HttpRequest:
-    """Return a request that leaves in no batch."""
+    """Return the request without a batch entry, so that it is sent alone."""
     return request._replace(entry=None)
 
 
 def hold_request(
     hold: str, operation: Literal["settle", "confirm", "renew"], members: Mapping[str, object]
 ) -> HttpRequest:
-    """Return a call about a hold that may leave in a batch. Settling and renewing may be repeated without effect."""
+    """Return a call about a hold, which may be sent in a batch. Settling and renewing are idempotent."""
     return HttpRequest(
         "POST",
         f"/v1/holds/{quote(hold, safe='')}/{operation}",
@@ -107,7 +107,7 @@ def hold_request(
 
 
 def packed_quotas(rules: tuple[Rule, ...], quotas: Quotas | None) -> dict[str, str | int] | None:
-    """Return the quotas of a call by the names of the rules, as a policy file would have them."""
+    """Return the quotas of a call by rule name, in the format of a policy file."""
     if quotas is None:
         return None
     return {
@@ -116,7 +116,7 @@ def packed_quotas(rules: tuple[Rule, ...], quotas: Quotas | None) -> dict[str, s
 
 
 def batch_request(entries: list[bytes]) -> HttpRequest:
-    """Return a request for several calls at once."""
+    """Return one request for several calls."""
     return HttpRequest("POST", BATCH_PATH, b'{"calls":[' + b",".join(entries) + b"]}")
 
 
@@ -124,12 +124,12 @@ def batch_request(entries: list[bytes]) -> HttpRequest:
 
 
 def success(server: str, answer: Response) -> Any:
-    """Return the body of an answer.
+    """Return the body of a successful answer.
 
     Raises:
-        ConfigError: What was asked can never be answered: a bad key, an unknown limiter.
-        StoreMisconfigured: The server does not let us in, or is elsewhere.
-        CostTooHigh: No waiting would ever admit the cost.
+        ConfigError: The request can never succeed: a bad key, an unknown limiter.
+        StoreMisconfigured: The server rejects the token, or the URL is wrong.
+        CostTooHigh: The cost can never be admitted.
         StoreUnavailable: The server cannot answer now.
     """
     if 200 <= answer.status < 300:
@@ -138,7 +138,7 @@ def success(server: str, answer: Response) -> Any:
 
 
 def failure(server: str, answer: Response) -> HeadgateError:
-    """Return what an answer means that is no success."""
+    """Return the exception for an answer that is not a success."""
     status, body = answer
     problem = body if isinstance(body, dict) else {}
     match problem:
@@ -149,39 +149,39 @@ def failure(server: str, answer: Response) -> HeadgateError:
     if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
         return StoreUnavailable(said)
     if status == 401:
-        # Without the server's detail: that names the header field, and redaction hides what follows such a name.
+        # Without the server's detail: it contains the name of a header field, and redaction masks the text after it.
         return StoreMisconfigured(
-            f"{server} answered 401; give a token that it knows: the argument token, or HEADGATE_TOKEN for the command"
+            f"{server} answered 401; give a valid token: the argument token, or HEADGATE_TOKEN for the command"
         )
     if status == 403:
-        return StoreMisconfigured(f"{said}; what the token may do is said in the server's policy file")
+        return StoreMisconfigured(f"{said}; the token's permissions are set in the server's policy file")
     if status == 421 or 300 <= status < 400:
         return StoreMisconfigured(f"{said}; give the store the URL of the server itself")
-    # Without a reason it is not our server that says so: a proxy, or another one at that address.
-    return ConfigError(said) if detail else StoreMisconfigured(f"{said}, and not as a Headgate server does")
+    # Without a detail the answer is not from a Headgate server, but from a proxy or another server at that address.
+    return ConfigError(said) if detail else StoreMisconfigured(f"{said}, not as a Headgate server does")
 
 
 def batch_answers(answer: Response, count: int) -> list[Response]:
-    """Return the answer to each call of a batch; one that is no success is the answer to all of them.
+    """Return the answer to each call of a batch; a failure of the whole batch is the answer to every call.
 
     Raises:
-        ValueError: There are not as many answers as calls.
+        ValueError: The number of answers differs from the number of calls.
     """
     if not 200 <= answer.status < 300:
         return [answer] * count
     try:
         answers = [Response(int(each["status"]), each["body"]) for each in answer.body["answers"]]
     except _UNREADABLE as error:
-        raise ValueError("the answer to a batch is not what it should be") from error
+        raise ValueError("the answer to a batch is malformed") from error
     if len(answers) != count:
         raise ValueError(f"{count} calls have {len(answers)} answers")
     return answers
 
 
 def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
-    """Return a way to read an answer, from the way to read its body.
+    """Return a function that reads an answer, given a function that reads its body.
 
-    It raises what `success` raises, and StoreMisconfigured if the body is not what a Headgate server says.
+    It raises the exceptions of `success`, and StoreMisconfigured if the body is not from a Headgate server.
     """
 
     def read_answer(answer: Response) -> T:
@@ -197,16 +197,16 @@ def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
 
 
 def read_decision(body: dict[str, Any]) -> Decision:
-    """Return the server's decision, as it is there."""
+    """Return the server's decision unchanged."""
     results = body["results"]
     names = tuple(result["name"] for result in results)
     decision = Decision.make(names, [_read_verdict(result) for result in results], degraded=body["degraded"])
     allowed, retry_after_us = _read_allowed(body), _microseconds(body["retry_after"])
     if not allowed:
-        # Its rules may admit all the same: a server does not show those of a limiter whose store is down.
+        # The listed rules may all admit: the server omits the rules of a limiter whose store is down.
         return decision.as_refused(retry_after_us or 0)
     if not decision:
-        raise ValueError("what a rule refuses is not admitted")
+        raise ValueError("the answer admits a call that one of its rules refuses")
     return decision
 
 
@@ -222,8 +222,8 @@ def _read_verdict(result: dict[str, Any]) -> Verdict:
 
 def _read_allowed(body: dict[str, Any]) -> bool:
     allowed = body["allowed"]
-    if not isinstance(allowed, bool):  # any text would be true
-        raise TypeError("allowed is true or false")
+    if not isinstance(allowed, bool):  # any non-empty text would be true
+        raise TypeError("allowed must be true or false")
     return allowed
 
 
@@ -237,10 +237,10 @@ def read_limiters(body: dict[str, Any]) -> tuple[ServerLimiter, ...]:
 
 
 def find_limiter(server: str, name: str, body: dict[str, Any]) -> ServerLimiter:
-    """Return one of all limiters of the server.
+    """Return the limiter of that name.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: The server has no limiter of that name.
     """
     known = {limiter["name"]: limiter for limiter in body["limiters"]}
     if name not in known:
@@ -263,8 +263,8 @@ def read_limiter(body: dict[str, Any]) -> ServerLimiter:
 
 def _read_rule(body: dict[str, Any]) -> Rule:
     if body["kind"] not in get_args(Kind):
-        raise ValueError(f"no such kind of rule: {body['kind']!r}")
-    unit = body.get("unit", REQUESTS)  # servers of an earlier version count nothing else
+        raise ValueError(f"unknown kind of rule: {body['kind']!r}")
+    unit = body.get("unit", REQUESTS)  # older servers count only requests
     own = {"unit": unit, **{name: body[name] for name in ("scope", "tiers", "name")}}
     if body["kind"] == "concurrent":
         return concurrent(body["quota"], lease=body["lease"], **own)
@@ -274,7 +274,7 @@ def _read_rule(body: dict[str, Any]) -> Rule:
 
 
 def read_wait_hint(body: dict[str, Any]) -> WaitHint:
-    """Return how long to wait."""
+    """Return the wait hint in a body."""
     return WaitHint(body["allowed"], body["wait"])
 
 
@@ -282,12 +282,12 @@ _USAGE_FIELDS = [field.name for field in fields(RuleUsage)]
 
 
 def _read_usage(body: dict[str, Any]) -> RuleUsage:
-    """Return how much of a rule is used; servers of an earlier version say less, and later ones may say more."""
+    """Return the usage of a rule; older servers send fewer members, and newer ones may send more."""
     return RuleUsage(**{name: body[name] for name in _USAGE_FIELDS if name in body})
 
 
 def read_key_states(body: dict[str, Any]) -> tuple[KeyState, ...]:
-    """Return what each limiter has counted for a key."""
+    """Return the state of a key in each limiter."""
     return tuple(
         KeyState(
             limiter["name"],
@@ -299,7 +299,7 @@ def read_key_states(body: dict[str, Any]) -> tuple[KeyState, ...]:
 
 
 def read_events(server: str, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield server-sent events, each with its name and data.
+    """Yield server-sent events as pairs of name and data.
 
     Raises:
         StoreMisconfigured: The data is not JSON.

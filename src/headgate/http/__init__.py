@@ -1,4 +1,4 @@
-"""HTTP: what a decision looks like in a response, whose request it is, and limits for applications.
+"""Rate limits for HTTP applications and clients: middleware, decorators, key functions and response fields.
 
 - `headgate.http.asgi`: RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
 - `headgate.http.fastapi`: limit, exempt and install for FastAPI
@@ -7,8 +7,8 @@
 - `headgate.http.django`: rate_limits (the middleware), limit and exempt for Django
 - `headgate.http.rest_framework`: throttle for Django REST framework
 - `headgate.http.wsgi`: RateLimitMiddleware for any WSGI application (Bottle, Pyramid, …)
-- `headgate.http.client`: clients that keep to limits: transports for httpx, an adapter for requests
-- `headgate.http.testing`: fresh_limits and limits_off, for tests of such applications
+- `headgate.http.client`: rate limits for outgoing requests: transports for httpx, an adapter for requests
+- `headgate.http.testing`: fresh_limits and limits_off, for testing applications with limits
 """
 
 from headgate.http.address import Proxies, client_address, peer_key

@@ -1,13 +1,13 @@
-"""The client address that a request is counted by. Pure.
+"""Find the client address of a request. Pure.
 
-Any client can write anything into `X-Forwarded-For` or `Forwarded`, so neither is read unless the proxies in front of
-the service are named. A proxy appends the address that connected to it; so, from the right, the first entry that no proxy
-of ours vouches for is the client. Everything to the left of it was written by the client and is not read, whatever it
-contains and however long it is. If an entry that has to be read is not an address, the request counts under `malformed`,
-one key for all such requests.
+Any client can send any `X-Forwarded-For` or `Forwarded` field, so neither is read unless the proxies in front of the
+service are configured. A proxy appends the address that connected to it. Read from the right, the first entry that is not
+one of our proxies is therefore the client. Entries to its left were written by the client and are ignored, regardless of
+content and length. If an entry that must be read is not an address, the request counts under `malformed`, one key shared
+by all such requests.
 
-An IPv6 customer has at least a /64 to choose addresses from, so all of it counts as one. An IPv4 address that arrives in
-IPv6 clothes (`::ffff:192.0.2.1`) is the IPv4 address.
+An IPv6 customer can choose any address of at least a /64, so the whole network counts as one client. An IPv4-mapped IPv6
+address (`::ffff:192.0.2.1`) counts as the IPv4 address.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 UNKNOWN = "unknown"
-"""The address of requests that come without one."""
+"""The key of requests without a peer address."""
 
 MALFORMED: Literal["malformed"] = "malformed"
 """The key of requests whose forwarded field cannot be read."""
 
 UNIX = "unix"
-"""Stands, among the proxies, for a peer without an address: one behind a Unix socket."""
+"""Placeholder in `networks` for a proxy that connects over a Unix socket and so has no address."""
 
 _LONGEST_PEER = 64
 _REMEMBERED = 4_096
 
-# RFC 7239: pairs separated by ';', elements by ','. Values may be quoted. Unquoted ones are taken more widely than the
-# RFC has it, because `for=[2001:db8::1]` without quotes is common.
+# RFC 7239: pairs are separated by ';', elements by ','. Values may be quoted. Unquoted values may contain more characters
+# than the RFC allows, because `for=[2001:db8::1]` without quotes is common.
 _PAIR = re.compile(r"[ \t]*(?:([\w!#$%&'*+.^`|~-]+)=(?:\"((?:[^\"\\]|\\.)*)\"|([^\s\",;]*))[ \t]*)?(?:;|$)")
 _ESCAPED = re.compile(r"\\(.)")
 _WITH_PORT = re.compile(r"\[([^\[\]]*)\](?::[\w.-]*)?|([0-9.]+):[\w.-]*")
@@ -46,15 +46,15 @@ _WITH_PORT = re.compile(r"\[([^\[\]]*)\](?::[\w.-]*)?|([0-9.]+):[\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Proxies:
-    """Which forwarded addresses to believe.
+    """The proxies whose forwarded addresses are trusted.
 
     Attributes:
-        networks: Addresses and networks (`"10.0.0.0/8"`) of the proxies; `"unix"` for one behind a Unix socket. The
-            field is read only if the peer is one of them, up to the first entry that is not.
-        hops: Instead of networks, how many proxies stand in front of the service: the entry so many from the right is
-            the client, whatever the peer. Only for a service that no client can reach past its proxies.
-        header: The field that the proxies write. Name the one that yours overwrites or appends to: a proxy passes the
-            other one on as the client sent it.
+        networks: Addresses and networks (`"10.0.0.0/8"`) of the proxies; `"unix"` for a proxy on a Unix socket. The field
+            is read only if the peer is in one of them, up to the first entry outside of them.
+        hops: Instead of networks, the number of proxies in front of the service. The client is the entry at this position
+            from the right, for any peer. Use it only if clients cannot bypass the proxies.
+        header: The field that the proxies write. Choose the field that your proxy overwrites or appends to; it forwards
+            the other field as sent by the client.
     """
 
     networks: tuple[str, ...] = ()
@@ -80,10 +80,10 @@ def client_address(
     """Return the address to count a request by, as text: `192.0.2.1`, `2001:db8::/64`.
 
     Args:
-        peer: The address that is connected; `None` if the server does not say.
+        peer: The address of the connected peer; `None` if the server does not report it.
         forwarded: The values of the proxies' header field, in the order of its lines.
-        proxies: Which of them to believe; without, none.
-        ipv6_prefix: How many bits of an IPv6 address count.
+        proxies: The trusted proxies; `None` trusts no forwarded address.
+        ipv6_prefix: The number of leading bits of an IPv6 address that identify a client.
     """
     found = None if proxies is None else _forwarded_client(peer, forwarded, proxies)
     if found is None:
@@ -92,14 +92,14 @@ def client_address(
 
 
 def peer_key(peer: str | None, ipv6_prefix: int) -> str:
-    """Return what a connected address is counted by; one that is no IP address is counted as it is."""
+    """Return the key of a peer address; a peer name that is not an IP address is used unchanged."""
     if peer is None:
         return UNKNOWN
     return _text_key(peer[:_LONGEST_PEER], ipv6_prefix)
 
 
 def parse_address(text: str) -> Address | None:
-    """Return the address that an entry of a forwarded field names, with or without port; `None` if it names none."""
+    """Return the address in an entry of a forwarded field, with or without a port; `None` if it contains no address."""
     match = _WITH_PORT.fullmatch(text)
     if match:
         text = match[1] or match[2] or ""
@@ -108,13 +108,13 @@ def parse_address(text: str) -> Address | None:
     except ValueError:
         return None
     if isinstance(address, IPv6Address):
-        # Without the zone, which means something to the machine that wrote it only.
+        # Drop the zone: it is meaningful only on the machine that wrote it.
         return address.ipv4_mapped or IPv6Address(int(address))
     return address
 
 
 def forwarded_entries(values: Iterable[str], header: str) -> Iterator[str]:
-    """Yield the addresses that a field lists, from the right; `MALFORMED` where the rest cannot be parsed."""
+    """Yield the addresses in a field from right to left; `MALFORMED` where the rest cannot be parsed."""
     text = ",".join(values)
     read = _forwarded_entry if header == "forwarded" else _plain_entry
     end = len(text)
@@ -134,7 +134,7 @@ def _plain_entry(text: str, end: int) -> tuple[int, str]:
 def _forwarded_entry(text: str, end: int) -> tuple[int, str]:
     """Return where the last element of a `Forwarded` field before `end` starts, and its `for`.
 
-    A comma may be quoted. So the element starts after the rightmost comma from which everything up to `end` is one element.
+    A quoted value may contain commas: the element starts at the rightmost comma after which the text is one valid element.
     """
     start = end + 1
     while start > 0:
@@ -146,7 +146,7 @@ def _forwarded_entry(text: str, end: int) -> tuple[int, str]:
 
 
 def _for_of(text: str, start: int, end: int) -> str | None:
-    """Return the `for` of an element, `UNKNOWN` without one; `None` if this is not an element."""
+    """Return the `for` value of an element, `UNKNOWN` if it has no `for`; `None` if the text is not an element."""
     found = ""
     while start <= end:
         pair = _PAIR.match(text, start, end)
@@ -154,14 +154,14 @@ def _for_of(text: str, start: int, end: int) -> str | None:
             return None
         if pair[1] is not None and pair[1].lower() == "for":
             found = pair[3] if pair[2] is None else _ESCAPED.sub(r"\1", pair[2])
-        start = max(pair.end(), start + 1)  # at the end of the element, nothing is matched
+        start = max(pair.end(), start + 1)  # the match is empty at the end of the element
     return found or UNKNOWN
 
 
 def _forwarded_client(
     peer: str | None, values: Sequence[str], proxies: Proxies
 ) -> Address | Literal["malformed"] | None:
-    """Return the client that the proxies name; `None` if they name none."""
+    """Return the client address from the forwarded field; `None` if the field does not provide one."""
     if not values or (proxies.hops is None and not _is_proxy(peer, proxies)):
         return None
     entries = forwarded_entries(values, proxies.header)
@@ -177,7 +177,7 @@ def _forwarded_client(
             return MALFORMED
         if not _in_networks(address, proxies):
             return address
-    return address  # all entries are proxies of ours
+    return address  # every entry is one of our proxies
 
 
 def _is_proxy(peer: str | None, proxies: Proxies) -> bool:
@@ -222,5 +222,5 @@ def _check_network(text: str) -> None:
 def _plain_network(text: str) -> Network:
     network = ip_network(text)
     mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
-    # Addresses are compared after they have been taken out of their IPv6 clothes.
+    # Addresses are compared in their IPv4 form, so map the network as well.
     return network if mapped is None else ip_network((mapped, max(0, network.prefixlen - 96)))

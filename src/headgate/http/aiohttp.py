@@ -8,8 +8,8 @@
     @exempt
     async def health(request): ...
 
-A limit goes on functions and on methods, also those of a `web.View`. It counts all requests to the handlers that have it: to
-share one between handlers, use the same object. Functions of a limit take the request, and may be coroutine functions.
+A limit decorates functions and methods, including those of a `web.View`. All handlers decorated with the same object share
+one count. The functions of a limit (`key`, `cost`, …) take the request and may be coroutine functions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import DeclaredLimit, check_order, limits_around, watch
-from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
+from headgate.http.view_limits import DeclaredLimit, check_order, limits_around, watch
+from headgate.http.view_limits import exempt as exempt
 from headgate.stores import AsyncStore
 
 with needing("headgate.http.aiohttp", "aiohttp"):
@@ -39,7 +39,7 @@ with needing("headgate.http.aiohttp", "aiohttp"):
 __all__ = ["HandlerLimit", "decision", "exempt", "install", "limit"]
 
 EXCHANGE = web.RequestKey("headgate", ASGIExchange)
-"""Where a request has its exchange."""
+"""Request key under which the exchange is stored."""
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
@@ -52,7 +52,7 @@ def limit(
     clock: Clock | None = None,
     **options: Unpack[RequestOptions],
 ) -> HandlerLimit:
-    """Return a decorator that limits the handlers that have it; also a limit for `install`.
+    """Return a decorator that limits handlers; `install` takes it as a limit of the application.
 
     The arguments are those of `headgate.http.flask.limit`.
     """
@@ -61,13 +61,13 @@ def limit(
 
 
 def decision(request: web.Request) -> Decision | None:
-    """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
+    """Return the decision of the most recent limit checked for a request; `None` if no limit was checked."""
     exchange: ASGIExchange | None = request.get(EXCHANGE)
     return None if exchange is None else exchange.decision
 
 
 class HandlerLimit(DeclaredLimit):
-    """A decorator that asks a limiter; made by `limit`."""
+    """A decorator that checks a limiter; created by `limit`."""
 
     def __call__(self, handler: Handler) -> Handler:
         if self.default:
@@ -76,7 +76,7 @@ class HandlerLimit(DeclaredLimit):
 
         @wraps(handler)
         async def limited(*args: Any) -> web.StreamResponse:
-            last = args[-1]  # of a method, the request comes last; that of a View has its request with it
+            last = args[-1]  # a method's last argument is the request; a View carries its own request
             await self.ask(last.request if isinstance(last, web.View) else last)
             return await handler(*args)
 
@@ -84,7 +84,7 @@ class HandlerLimit(DeclaredLimit):
         return limited
 
     async def ask(self, request: web.Request) -> None:
-        """Ask about a request, and raise a response if it is refused."""
+        """Check a request against the limit; raise a response if it is refused."""
         exchange: ASGIExchange | None = request.get(EXCHANGE)
         if exchange is None:
             raise ConfigError("a handler has a limit, but the application has none: call install(app) once")
@@ -96,7 +96,7 @@ class HandlerLimit(DeclaredLimit):
 
 
 class RefusedRequest(Exception):
-    """A request that was refused, on its way to the middleware."""
+    """A refused request; caught by the middleware."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.status)
@@ -104,9 +104,9 @@ class RefusedRequest(Exception):
 
 
 def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLimit) -> None:
-    """Put the fields on every response of an application, answer refusals, and ask limits about all its requests.
+    """Add the fields to every response of an application, answer refusals, and apply limits to all its requests.
 
-    Call it after adding the middlewares that have to run first, as authentication.
+    Call it after adding the middlewares that must run first, such as authentication.
     """
     check_kind("install", app, web.Application, "for an application of aiohttp")
     outer = [found if isinstance(found, HandlerLimit) else limit(found) for found in limits]
@@ -115,10 +115,10 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
 
     @web.middleware
     async def rate_limits(request: web.Request, handler: Handler) -> web.StreamResponse:
-        outer_exchange: ASGIExchange | None = request.get(EXCHANGE)  # that of an application around this one
+        outer_exchange: ASGIExchange | None = request.get(EXCHANGE)  # created by a parent application
         exchange = request[EXCHANGE] = outer_exchange or ASGIExchange(nowhere)
         route_handler = request.match_info.handler
-        own = getattr(route_handler, request.method.lower(), None) or route_handler  # of a View, its method
+        own = getattr(route_handler, request.method.lower(), None) or route_handler  # for a View, its method
         try:
             for found in limits_around(outer, own, None):
                 await found.ask(request)
@@ -129,8 +129,8 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
             accept = request.headers.get("Accept", "").encode("latin-1", "replace")
             return _response(exchange.raised(error, accept))
         except web.HTTPException:
-            raise  # a response, with a status of its own
-        except Exception:  # whatever it is, units that are held are settled as for a 500
+            raise  # a response with its own status
+        except Exception:  # units on hold are settled as for a 500
             if outer_exchange is None:
                 await exchange.settle(SERVER_ERROR)
             raise
@@ -156,7 +156,7 @@ async def _put_fields(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def handlers_of(app: web.Application) -> Iterator[Any]:
-    """Yield what answers at each route of an application and those below it."""
+    """Yield the handler of every route of an application and its sub-applications."""
     return (route.handler for route in app.router.routes())
 
 

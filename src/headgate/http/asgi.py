@@ -2,13 +2,13 @@
 
     app = RateLimitMiddleware(app, "100/minute")
 
-Every response carries the fields, also those of 404, of errors and of exceptions. A streaming response streams: nothing is
-buffered, no task is started. WebSocket handshakes are limited like requests. Everything else passes through. A `RateLimited`
-that the application raises, as `guard` does, is answered with 429.
+Every response carries the fields, including 404s, errors and exceptions. Streaming responses are not buffered and no task is
+started. WebSocket handshakes are limited like requests; other scope types pass through. If the application raises
+`RateLimited`, for example through `guard`, the middleware answers with 429.
 
-Around a whole application (as above) is the best place: nothing answers outside of it. `app.add_middleware(...)` works too;
-but what Starlette answers to an exception is then written outside. Its plain "Internal Server Error" is written by the
-middleware instead, with the fields; a handler of your own and the page of debug mode are left alone, and go without.
+Wrap the whole application, as above: then every response passes through the middleware. `app.add_middleware(...)` works too,
+but Starlette answers unhandled exceptions outside of it. For these the middleware itself sends Starlette's plain "Internal
+Server Error" with the fields. Responses of custom exception handlers and of debug mode are unchanged and have no fields.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 KINDS = frozenset({"http", "websocket"})
 
-# What Starlette and the servers answer to an exception, to the letter.
+# The exact response of Starlette and the servers to an unhandled exception.
 _EXCEPTION = Answer(
     SERVER_ERROR,
     [(b"content-length", b"21"), (b"content-type", b"text/plain; charset=utf-8")],
@@ -58,25 +58,27 @@ _EXCEPTION = Answer(
 
 
 class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
-    """Asks a limiter about every request and handshake, and answers those that it refuses.
+    """Check every request and handshake against a limiter, and answer the refused ones.
 
     Args:
-        app: The application behind it.
-        limiter: Decides; it may be one of a policy file. Or a rule, counted in memory.
-        key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
-        cost: How many units, as a number or a function of the scope.
-        tier: Which tier, as a name or a function of the scope.
-        quota: By which quota, if not by that of the tier: text, or a function of the scope that returns it, or `None`.
-        quota_for: Seconds for which its answer about a key is kept, by default 60; 0 asks it for every request.
-        count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
-            while the application works, and given back if its answer has another status. A handshake that is accepted
-            has status 101, an exception 500; a request that is cancelled counts.
-        exempt: Which requests are let through unasked, as paths or a function of the scope.
-        address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        headers: Which header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or `Headers` for what these do
-            not say; by default what the limiter's policy says, or else `"both"`.
+        app: The wrapped application.
+        limiter: The limiter, possibly from a policy file; or a rule, counted in memory.
+        key: The key to count by: a function of the scope, or one function per scope of the rules. Default: the client's
+            address.
+        cost: The number of units, or a function of the scope that returns it.
+        tier: The name of the tier, or a function of the scope that returns it.
+        quota: A quota that replaces the tier's: text, or a function of the scope that returns text or `None`.
+        quota_for: Seconds to cache the result of the `quota` function per key, 60 by default; 0 calls it for every request.
+        count: The statuses that count, like `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
+            while the application works, and returned if its response has another status. An accepted handshake has
+            status 101, an exception 500; a cancelled request counts.
+        exempt: Requests that are not limited, as paths or a function of the scope.
+        address: The function that finds the client's address, see `by_address`. Used by default, and if `key` returns
+            `None`.
+        headers: The header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or a `Headers` object. Default:
+            the setting of the limiter's policy, or else `"both"`.
 
-    Key, cost, tier, quota and exempt see the ASGI scope; all but the last may be coroutine functions.
+    The functions receive the ASGI scope; all except `exempt` may be coroutine functions.
     """
 
     kind = AsyncLimiter
@@ -102,7 +104,7 @@ class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
             if exchange.started or scope["type"] != "http":
                 raise
             await respond(scope, receive, send, exchange.raised(error, accepted_by(scope)))
-        except Exception:  # whatever it is, units that are held are settled as for a 500
+        except Exception:  # units on hold are settled as for a 500
             if is_first and not exchange.started:
                 await exchange.settle(SERVER_ERROR)
                 if scope["type"] == "http" and self._answers_for(outer):
@@ -113,21 +115,21 @@ class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
                 await exchange.end()
 
     def _answers_for(self, outer: Any) -> bool:
-        """Return whether no one else would answer to an exception with more than a plain 500.
+        """Return whether the middleware must answer an exception, because nothing else would send more than a plain 500.
 
-        `outer` is the Starlette application that the middleware was added to, if any.
+        `outer` is the Starlette application that the middleware was added to, or `None`.
         """
         if outer is None:
             return True
         added = getattr(outer, "user_middleware", None)
         if not added or getattr(added[0], "cls", None) is not type(self):
-            return False  # a middleware between us and the server may have an answer
+            return False  # a middleware between this one and the server may answer
         handlers = outer.exception_handlers
         return not (outer.debug or SERVER_ERROR in handlers or Exception in handlers)
 
 
 def raised_answer(scope: Scope, error: RateLimited | CostTooHigh) -> Answer:
-    """Return the answer to a refusal that was raised; the middleware adds the fields, if there is one."""
+    """Return the answer to a raised refusal; the middleware, if installed, adds the fields."""
     exchange: ASGIExchange = scope.get(EXCHANGE) or ASGIExchange(nowhere)
     answer = exchange.raised(error, accepted_by(scope))
     if not exchange.sees_response:
@@ -136,7 +138,7 @@ def raised_answer(scope: Scope, error: RateLimited | CostTooHigh) -> Answer:
 
 
 class RefusalResponse:
-    """An answer of ours as an ASGI application, which is what a handler of exceptions returns."""
+    """An `Answer` as an ASGI application, as exception handlers must return it."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -145,14 +147,14 @@ class RefusalResponse:
         await respond(scope, receive, send, self.answer)
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> RefusalResponse:
-        """Return itself: Litestar asks every response for this."""
+        """Return the response itself; Litestar calls this on every response."""
         return self
 
 
 def answer_refusal(request: Any, error: Any) -> RefusalResponse:
-    """Return the response to a refusal that was raised; for Starlette, Litestar and others that have handlers of exceptions.
+    """Return the response to a raised refusal; an exception handler for Starlette, Litestar and similar frameworks.
 
-    `Starlette(exception_handlers={RateLimited: answer_refusal})`. They answer to every exception themselves, with 500, so a
-    middleware around them would come too late.
+    `Starlette(exception_handlers={RateLimited: answer_refusal})`. These frameworks turn every unhandled exception into a
+    500 before a middleware around them sees it.
     """
     return RefusalResponse(raised_answer(request.scope, error))

@@ -1,7 +1,7 @@
 """Limits for Django: for sync and async views, under WSGI and ASGI.
 
     MIDDLEWARE = [..., "headgate.http.django.rate_limits"]        # after AuthenticationMiddleware
-    HEADGATE_LIMITS = [limit("100/minute", default=True)]        # of the whole site, if you like
+    HEADGATE_LIMITS = [limit("100/minute", default=True)]        # optional: limits of the whole site
 
     @limit("5/minute", key=by_user, count={401})
     def login(request): ...
@@ -9,11 +9,11 @@
     @exempt
     def health(request): ...
 
-A limit counts all requests to the views that have it: to share one between views, use the same object. It goes on functions,
-on methods of class-based views, and into `method_decorator`. The middleware puts the fields on every response, answers
-refusals that are raised, as by `guard`, and asks the limits of the site; a limited view does so for itself without it.
+All views decorated with the same object share one count. A limit decorates functions and methods of class-based views, and
+works with `method_decorator`. The middleware adds the fields to every response, answers raised refusals (for example from
+`guard`), and checks the limits of the site. Without the middleware, a limited view does this for itself.
 
-Functions of a limit take the request. Under async views they may be coroutine functions.
+The functions of a limit take the request. For async views they may be coroutine functions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import DeclaredLimit, class_of, in_force, limits_around
-from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.steps import Steps, run, run_async
+from headgate.http.sync_async import Steps, run, run_async
+from headgate.http.view_limits import DeclaredLimit, class_of, in_force, limits_around
+from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, EndingBody, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
 from headgate.stores import AsyncStore, Store
@@ -51,7 +51,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 AnyExchange = WSGIExchange | ASGIExchange
 
 SITE = "site"
-"""The name of a limit of the whole site on a given store, if it has no other."""
+"""The default name of a limit of the whole site on a shared store."""
 
 
 def limit(
@@ -62,10 +62,10 @@ def limit(
     clock: Clock | None = None,
     **options: Unpack[RequestOptions],
 ) -> DjangoLimit:
-    """Return a decorator that limits the views that have it; also a limit for `HEADGATE_LIMITS`.
+    """Return a decorator that limits views; also used in `HEADGATE_LIMITS`.
 
-    The arguments are those of `headgate.http.flask.limit`. A limiter instead of rules is a `Limiter` for sync views, an
-    `AsyncLimiter` for async ones.
+    The arguments are those of `headgate.http.flask.limit`. To pass a limiter instead of rules, use a `Limiter` for sync
+    views and an `AsyncLimiter` for async views.
     """
     seen = on_scope(options, scope_of, lambda request: request.META.get("REMOTE_ADDR"))
     return DjangoLimit(rules, default, name, store, clock, seen)
@@ -81,33 +81,33 @@ async def _by_awaited_user(request: Any) -> Key | None:
 
 
 def _user_key(user: Any) -> Key | None:
-    return str(user.pk) if user is not None and user.is_authenticated else None  # None: in REST framework
+    return str(user.pk) if user is not None and user.is_authenticated else None  # REST framework may set None
 
 
 by_user.awaited = _by_awaited_user  # type: ignore[attr-defined]  # for async views
 
 
 def by_session(request: Any) -> Key | None:
-    """Count by session; without one that was saved, by address."""
+    """Count by session; without a saved session, by address."""
     key: Key | None = request.session.session_key
     return key
 
 
 def decision(request: Any) -> Decision | None:
-    """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
+    """Return the decision of the most recent limit checked for a request; `None` if no limit was checked."""
     exchange: AnyExchange | None = outer_exchange(request)
     return None if exchange is None else exchange.decision
 
 
 class DjangoLimit(DeclaredLimit):
-    """A decorator that asks a limiter; made by `limit`."""
+    """A decorator that checks a limiter; created by `limit`."""
 
     def __call__(self, view: View) -> View:
         if not callable(view) or isinstance(view, type):
             raise ConfigError(f"a limit is for views, not {view!r}; see method_decorator")
         if self.default:
             raise ConfigError("default=True is for limits of the site, in HEADGATE_LIMITS")
-        if view.__module__ != "django.utils.decorators":  # method_decorator tries it on a function of its own
+        if view.__module__ != "django.utils.decorators":  # method_decorator first wraps a dummy
             kind = AsyncLimiter if iscoroutinefunction(view) else Limiter
             self.named(f"{view.__module__}.{view.__qualname__}", kind)
         limited: Any
@@ -134,13 +134,13 @@ def handled(
     kwargs: Mapping[str, Any],
     unrouted: Sequence[DjangoLimit] = (),
 ) -> Steps:
-    """Ask a limit about a request and let it be answered; the first to do so puts the fields on the response.
+    """Check a limit and call `respond`; the outermost call for a request adds the fields to the response.
 
-    Where no view was found, those of `unrouted` are asked: looking for what is not there is limited, too.
+    If the URL matched no view, the limits in `unrouted` are checked, so that probing for URLs is limited too.
     """
     outer = outer_exchange(request)
     is_inner = isinstance(outer, kind)
-    exchange: Any = outer if is_inner else kind(nowhere)  # Django hands responses back
+    exchange: Any = outer if is_inner else kind(nowhere)  # Django returns responses instead of sending them
     if not is_inner:
         request.META[EXCHANGE] = exchange
         if outer is not None:
@@ -172,7 +172,7 @@ def handled(
 
 
 def _settled(response: Any, exchange: Any) -> Steps:
-    """Settle what was held for a response."""
+    """Settle the holds for a response."""
     yield exchange.settle(response.status_code)
     if exchange.places and getattr(response, "streaming", False):
         streamed: Any = _streamed if isinstance(exchange, ASGIExchange) else EndingBody
@@ -182,7 +182,7 @@ def _settled(response: Any, exchange: Any) -> Steps:
 
 
 def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) -> Steps:
-    """Ask limits about a request, and return the response if one refuses."""
+    """Check a request against several limits, and return the response of the first that refuses; `None` if none does."""
     for one in limits:
         answer = yield ask(exchange, one, request)
         if answer is not None:
@@ -191,7 +191,7 @@ def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) ->
 
 
 def ask(exchange: AnyExchange, one: DjangoLimit, request: Any) -> Any:
-    """Ask a limit about a request, and return the step whose result is the answer if it refuses."""
+    """Check a request against a limit; the result of the returned step is the answer if the limit refuses."""
     is_sync = isinstance(exchange, WSGIExchange)
     limit = one.limit_for(Limiter if is_sync else AsyncLimiter)
     if limit.exempt is not None and limit.exempt(request):
@@ -204,11 +204,11 @@ def rate_limits(get_response: Callable[[HttpRequest], Any]) -> SiteLimits:
     return (AsyncSiteLimits if iscoroutinefunction(get_response) else SiteLimits)(get_response)
 
 
-rate_limits.sync_capable = rate_limits.async_capable = True  # type: ignore[attr-defined]  # Django looks for it
+rate_limits.sync_capable = rate_limits.async_capable = True  # type: ignore[attr-defined]  # read by Django
 
 
 class SiteLimits:
-    """The middleware in threads."""
+    """The middleware for threads."""
 
     kind: type[AnyExchange] = WSGIExchange
 
@@ -226,12 +226,12 @@ class SiteLimits:
         return run(self._handled(request))
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        """Ask the limits of the site, now that the view is known."""
+        """Check the limits of the site, now that the view is known."""
         plan = self.plan(view, request.method) if self._site else ()
         return run(asked(outer_exchange(request), plan, request)) if plan else None
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """Answer a refusal that was raised."""
+        """Answer a raised refusal."""
         exchange = outer_exchange(request)
         if exchange is None or not isinstance(error, RateLimited | CostTooHigh):
             return None
@@ -250,7 +250,7 @@ class SiteLimits:
 
 
 class AsyncSiteLimits(SiteLimits):
-    """The middleware in tasks."""
+    """The middleware for tasks."""
 
     kind = ASGIExchange
 
@@ -273,7 +273,7 @@ def scope_of(request: Any) -> WSGIScope:
 
 
 def _request_of(args: tuple[Any, ...]) -> Any:
-    """Return the request among the arguments of a view, which may be a method."""
+    """Return the request from the arguments of a view, which may be a method."""
     for arg in args[:2]:
         if hasattr(arg, "META"):
             return arg
@@ -281,10 +281,10 @@ def _request_of(args: tuple[Any, ...]) -> Any:
 
 
 def outer_exchange(request: Any) -> Any:
-    """Return the exchange that a request is in: a middleware's, or that of a limit around."""
+    """Return the current exchange of a request, created by a middleware or by an outer limit."""
     exchange = request.META.get(EXCHANGE)
     if exchange is None and (scope := vars(request).get("scope")) is not None:
-        return scope.get(SCOPE_EXCHANGE)  # of an ASGI middleware around it all
+        return scope.get(SCOPE_EXCHANGE)  # from an outer ASGI middleware
     return exchange
 
 

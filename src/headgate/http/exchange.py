@@ -1,9 +1,9 @@
-"""One request and its response: which limits were asked about it, and what the response has to carry because of it.
+"""One request and its response: the limits that were checked, and the fields that the response must carry.
 
-Several limits may be asked about one request, some of them deep inside of the application. The first one begins the exchange
-and puts it into the scope (in WSGI, the environment); the others find it there. When the response starts, the exchange
-settles what depends on its status, and adds the fields of all limits. Places in `concurrent` rules are held until the
-request is over: what began the exchange ends it, whatever happens.
+Several limits may be checked for one request, some of them deep inside the application. The first one creates the exchange
+and stores it in the scope (in WSGI, the environment), where the others find it. When the response starts, the exchange
+settles the holds that depend on its status, and adds the fields of all limits. Places of `concurrent` rules are held until
+the request ends; the code that created the exchange always ends it, also after an exception.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from headgate.hooks import logger
 from headgate.http.headers import Asked, Writer, all_fields, distinct_names, encoded, released, replaced
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
-from headgate.http.steps import run_async
+from headgate.http.sync_async import run_async
 
 Scope = MutableMapping[str, Any]
-"""An ASGI scope: what is known of a request or connection."""
+"""An ASGI scope: the description of a request or connection."""
 Message = MutableMapping[str, Any]
 """An ASGI message."""
 Receive = Callable[[], Awaitable[Message]]
@@ -34,7 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
 EXCHANGE = "headgate"
-"""Where a scope has its exchange."""
+"""Scope key under which the exchange is stored."""
 
 STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """Messages that carry the header fields of a response."""
@@ -47,20 +47,20 @@ NOT_GIVEN_BACK = "%s held units could not be given back"
 """Logged instead of raised: the response is worth more than the units, which expire by themselves."""
 
 RAISED = Writer(())
-"""Writes the fields of refusals that were raised, whose rules are not known: all but the policy."""
+"""Writes the fields of raised refusals. Their rules are unknown, so `RateLimit-Policy` is missing."""
 
 
 class Exchange(Generic[AnyLimiter]):
-    """A request on its way through the limits, and the response on its way back.
+    """The limits checked for one request, and the holds to settle with its response.
 
     Args:
-        deliver: What the response goes through: `send` of ASGI, `start_response` of WSGI; `nowhere` if the framework sends
-            it by itself.
+        deliver: The function that sends the response: `send` of ASGI, `start_response` of WSGI; `nowhere` if the framework
+            sends it.
 
     Attributes:
-        asked: What each limit has answered, in order.
-        holds: What is held until the status of the response is known: the place in `asked`, the limit and the hold.
-        places: Holds with places, which end when the request is over, each with its cost as far as it is known.
+        asked: The result of each limit, in order.
+        holds: Holds to settle when the status is known: the index in `asked`, the limit and the hold.
+        places: Holds on places of `concurrent` rules, released when the request ends, each with its cost as known so far.
         started: Whether the response has started.
     """
 
@@ -75,35 +75,35 @@ class Exchange(Generic[AnyLimiter]):
 
     @property
     def sees_response(self) -> bool:
-        """Whether the response goes through this exchange, and so gets its fields from it."""
+        """Whether the response passes through this exchange, which then adds the fields."""
         return self._deliver is not nowhere
 
     @property
     def decision(self) -> Decision | None:
-        """What the limit that was asked last has decided; `None` if none was asked."""
+        """The decision of the most recent limit; `None` if no limit was checked."""
         return self.asked[-1][1] if self.asked else None
 
     def raised(self, error: RateLimited | CostTooHigh, accept: bytes | None) -> Answer:
-        """Return the answer to a request in which the application has raised a refusal, as `guard` does."""
+        """Return the answer to a refusal that the application raised, for example through `guard`."""
         if isinstance(error, CostTooHigh):
             return too_costly(error, accept)
         self.asked.append((RAISED, error.decision, None, time.time_ns()))
         return self.refusal(accept)
 
     def refusal(self, accept: bytes | None) -> Answer:
-        """Return the answer to a request that the limit which was asked last has refused."""
+        """Return the answer to a request that the most recent limit refused."""
         writer, decision, _, _ = self.asked[-1]
         names = writer.names if len(self.asked) == 1 else distinct_names(self.asked)[-1]
         return refusal(decision, names, accept)
 
     def keep(self, version: LimitVersion[AnyLimiter], limit: RequestLimit[AnyLimiter], hold: Any) -> None:
-        """Keep a hold for the response."""
+        """Keep a hold until the response."""
         self.holds.append((len(self.asked), limit, hold))
         if hold.allowed and version.limiter.units.has_places:
-            self.places[hold] = hold.cost  # a request that ends without a status counts
+            self.places[hold] = hold.cost  # used if the request ends without a status
 
     def final_costs(self, status: int) -> Iterator[tuple[Any, Any]]:
-        """Yield each hold that ends now, with the units that stay taken: none if its limit does not count this status."""
+        """Yield each hold to settle now, with its final cost: 0 if its limit does not count this status."""
         holds, self.holds = self.holds, []
         for place, limit, hold in holds:
             cost = hold.cost
@@ -116,7 +116,7 @@ class Exchange(Generic[AnyLimiter]):
                 yield hold, cost
 
     def over(self) -> list[tuple[Any, Any]]:
-        """Return the holds with places, now that the request is over, with the units that stay taken."""
+        """Return the holds on places at the end of the request, with their final costs."""
         places, self.places = self.places, {}
         return list(places.items())
 
@@ -129,19 +129,19 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     async def ask(
         self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
     ) -> Answer | None:
-        """Ask a limit about the request, and return the answer to send if it is not admitted. A preflight is not counted.
+        """Check the request against a limit, and return the answer to send if it is refused. Preflights are not counted.
 
         Args:
             limit: The limit.
             scope: The request.
-            request: What the functions of the limit take, if that is not the scope.
+            request: The argument for the functions of the limit, if it is not the scope.
         """
         if is_preflight(scope):
             return None
         request = scope if request is None else request
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
-            version = limit.version  # once: the limiter's policy may change while it decides
+            version = limit.version  # read once: the limiter's policy may change while it decides
             quotas = await run_async(version.own_quotas(question, request)) if version.quotas else None
             if version.holds:
                 quota, take = version.by_name(quotas), version.limiter.hold
@@ -158,8 +158,8 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         return None if decision.allowed else self.refusal(accepted_by(scope))
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message of the application on; the start of its response with the fields."""
-        # Not a coroutine function: that would be a detour for every message of a stream.
+        """Forward a message of the application; add the fields to the start of its response."""
+        # Not a coroutine function, which would slow down every message of a stream.
         if message["type"] in STARTS:
             self.started = True
             if self.holds:
@@ -170,20 +170,20 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         return sent
 
     async def settle(self, status: int) -> None:
-        """Make final what was held."""
+        """Settle the holds with their final costs."""
         await _settle_all(self.final_costs(status))
 
     async def end(self) -> None:
-        """Free the places of the request, which is over; also if it was cancelled, and is so again meanwhile."""
+        """Release the places when the request ends, even if the task is cancelled again during the release."""
         if self.places:
             try:
                 loop = asyncio.get_running_loop()
             except (
                 RuntimeError
-            ):  # the event loop was closed during the request, whose task is being destroyed
+            ):  # the event loop was closed during the request and its task is being destroyed
                 return
             task = loop.create_task(_settle_all(self.over()))
-            _ending.add(task)  # an event loop alone does not keep its tasks
+            _ending.add(task)  # the event loop keeps only a weak reference
             task.add_done_callback(_ending.discard)
             await asyncio.shield(task)
 
@@ -192,12 +192,12 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         await self._deliver(self._with_fields(message))
 
     def _with_fields(self, message: Message) -> Message:
-        # A new message: the application may send the very same one every time.
+        # Copy the message: the application may send the same object every time.
         return {**message, "headers": replaced(message.get("headers", ()), encoded(all_fields(self.asked)))}
 
 
 def nowhere(*response: object) -> NoReturn:
-    """Stand in for what sends a response, in an exchange that does not see it."""
+    """Placeholder for the function that sends a response, in an exchange that does not see the response."""
     raise AssertionError("nothing is sent through an exchange that does not see the response")
 
 
@@ -207,7 +207,7 @@ _ending: set[asyncio.Future[None]] = set()
 async def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
     for hold, cost in finals:
         try:
-            if isinstance(hold, Hold):  # of a REST framework throttle, which runs in a thread
+            if isinstance(hold, Hold):  # from a REST framework throttle, which runs in a thread
                 await asyncio.to_thread(hold.settle, cost)
             else:
                 await hold.settle(cost)
@@ -216,15 +216,15 @@ async def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
-    """Send a response of ours."""
+    """Send an answer as the response."""
     kind = "http.response"
     if scope["type"] == "websocket":
         exchange: ASGIExchange | None = scope.get(EXCHANGE)
         is_open = exchange is not None and exchange.started
         if not is_open:
-            await receive()  # the handshake, which has to be heard before it is answered
+            await receive()  # the handshake must be received before it is answered
         if is_open or not can_deny(scope):
-            # To a handshake the server then answers 403, for want of another word.
+            # The server then answers the handshake with 403; no other status is possible here.
             await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Too many requests"})
             return
         kind = "websocket.http.response"
@@ -238,7 +238,7 @@ def can_deny(scope: Scope) -> bool:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Return whether this is a CORS preflight. A browser sends it before a request that a page makes to another origin."""
+    """Return whether this is a CORS preflight, which a browser sends before a cross-origin request."""
     if scope.get("method") != "OPTIONS":
         return False
     return {name for name, _ in scope["headers"]} >= {b"origin", b"access-control-request-method"}

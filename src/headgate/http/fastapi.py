@@ -9,15 +9,14 @@
     @app.get("/health", dependencies=[Depends(exempt)])
     async def health(): ...
 
-A limit counts all requests to the routes that have it: to share one between routes, use the same object. The endpoint needs
-no `request` argument; one that wants to know has the decision as the value of the dependency, or as that of
-`Depends(decision)`.
+All routes that depend on the same object share one count. The endpoint needs no `request` argument. To read the decision,
+use the value of the dependency or of `Depends(decision)`.
 
-`install(app)` puts the fields on every response: errors, exceptions, streams and responses that the endpoint made itself. It
-also shows refusals in the OpenAPI document, lets outcomes be counted (`count=`), answers refusals that are raised, as by
-`guard`, on every route, and spares exempt routes the dependencies of limits that do not apply to them. Without it, a
-dependency sees nothing of the response but what FastAPI makes of the return value, and a refusal that is raised is answered
-on routes with a limit; refusals have all fields in any case.
+`install(app)` adds the fields to every response, including errors, exceptions, streams and responses created by the
+endpoint. It also documents refusals in the OpenAPI document, enables counting by outcome (`count=`), answers refusals raised
+on any route (for example by `guard`), and removes limits from the dependencies of routes that are exempt from them. Without
+`install`, only responses that FastAPI builds from a return value get the fields, and raised refusals are answered only on
+routes with a limit. Refusals carry all fields in any case.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.asgi import KINDS, RefusalResponse, answer_refusal
-from headgate.http.declared import DeclaredLimit, in_force
 from headgate.http.exchange import (
     EXCHANGE,
     POLICY_VIOLATION,
@@ -52,6 +50,7 @@ from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestOptions, RequestQuota, Tier
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
+from headgate.http.view_limits import DeclaredLimit, in_force
 from headgate.rules import Rule
 from headgate.stores import AsyncStore
 
@@ -72,12 +71,12 @@ _FORGOTTEN = (
 
 
 class RequestRefused(HTTPException):
-    """A request that was not admitted.
+    """A refused request.
 
-    To answer in your own way, handle it with `app.exception_handler`, or the status 429, or every HTTPException.
+    To send a custom response, register an `app.exception_handler` for it, for the status 429, or for HTTPException.
 
     Attributes:
-        answer: The response that it gets otherwise.
+        answer: The default response.
     """
 
     def __init__(self, answer: Answer, fields: dict[str, str]) -> None:
@@ -87,10 +86,10 @@ class RequestRefused(HTTPException):
 
 
 class _NotCalled:
-    """Says what to write where FastAPI was given `limit` itself, and wants to know what a request brings as its rules."""
+    """Raise an error with a hint if `limit` itself, without a call, was passed as a dependency."""
 
     def __get_pydantic_core_schema__(self, *given: object) -> NoReturn:
-        raise ConfigError(f"limit is no dependency before it is called; {_FORGOTTEN}")
+        raise ConfigError(f"limit was passed without being called; {_FORGOTTEN}")
 
 
 def limit(
@@ -109,28 +108,30 @@ def limit(
     store: AsyncStore | str | None = None,
     clock: Clock | None = None,
 ) -> Limit:
-    """Return a dependency that limits the routes which have it.
+    """Return a dependency that limits its routes.
 
     Args:
-        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, perhaps of a policy file.
-        key: Whose units: a function of the request, or one for each scope of the rules. By default the client's address.
-        cost: How many units, as a number or a function of the request.
-        tier: Which tier, as a name or a function of the request.
-        quota: By which quota, if not by that of the tier: text, or a function of the request that returns it, or `None`.
-        quota_for: Seconds for which its answer about a key is kept; 0 asks it for every request.
-        count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
-            while the request is answered, and given back if the answer has another status. Needs `install`.
-        default: Whether a route with a limit of its own, or a nearer default, does without this one.
-        exempt: Which requests are let through unasked, as a function of the request.
-        address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        headers: Which header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or `Headers` for what these do
-            not say; by default what the limiter's policy says, or else `"both"`.
-        name: The limiter's name; on a given store by default that of its one route, as `POST /login`.
-        store: Where it counts; by default in memory of its own.
-        clock: Where time comes from.
+        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, possibly from a policy file.
+        key: The key to count by: a function of the request, or one function per scope of the rules. Default: the client's
+            address.
+        cost: The number of units, or a function of the request that returns it.
+        tier: The name of the tier, or a function of the request that returns it.
+        quota: A quota that replaces the tier's: text, or a function of the request that returns text or `None`.
+        quota_for: Seconds to cache the result of the `quota` function per key; 0 calls it for every request.
+        count: The statuses that count, like `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
+            while the request is handled, and returned if the response has another status. Needs `install`.
+        default: Whether this limit is replaced by a limit on the route itself or by a nearer default.
+        exempt: A function of the request that returns whether it is not limited.
+        address: The function that finds the client's address, see `by_address`. Used by default, and if `key` returns
+            `None`.
+        headers: The header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or a `Headers` object. Default:
+            the setting of the limiter's policy, or else `"both"`.
+        name: The limiter's name; on a shared store the default is the name of its only route, like `POST /login`.
+        store: The store that counts; by default a separate memory store.
+        clock: The clock to use.
 
-    A function of the request may be a coroutine function. It can also be a dependency of its own, with `Depends(...)`
-    around it, and then take anything that FastAPI provides.
+    A function of the request may be a coroutine function. It can also be wrapped in `Depends(...)`, and then take any
+    arguments that FastAPI provides.
     """
     injected = {"key": key, "cost": cost, "tier": tier, "quota": quota}
     rest = RequestOptions(quota_for=quota_for, count=count, exempt=exempt, address=address, headers=headers)
@@ -138,17 +139,17 @@ def limit(
 
 
 async def exempt() -> None:
-    """Free a route from the limits of its application and routers: `dependencies=[Depends(exempt)]`."""
+    """Exempt a route from the limits of its application and routers: `dependencies=[Depends(exempt)]`."""
 
 
 async def decision(connection: HTTPConnection) -> Decision | None:
-    """Return what the limit that was asked last has decided; `None` if none was asked. A dependency for endpoints."""
+    """Return the decision of the most recent limit; `None` if no limit was checked. A dependency for endpoints."""
     exchange: ASGIExchange | None = connection.scope.get(EXCHANGE)
     return None if exchange is None else exchange.decision
 
 
 class Limit(DeclaredLimit):
-    """A dependency that asks a limiter; made by `limit`. Its value is the decision, or `None` where it does not apply."""
+    """A dependency that checks a limiter; created by `limit`. Its value is the decision, or `None` if it does not apply."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Limit(DeclaredLimit):
         key, exempt, address = parts["key"], options["exempt"], options["address"] or by_address()
         keys = key.values() if isinstance(key, Mapping) else (key,)
         functions = [part for part in (*keys, *list(parts.values())[1:], address) if callable(part)]
-        # Mostly there is only the address to look at, which needs no more than the scope.
+        # Usually only the address is needed, and for that the scope is enough.
         self._takes_scope = exempt is None and not injected and all(map(takes_scope, functions))
         self._injected = f"headgate.{id(self)}"
         values = {name: self._value_of(name) for name in injected}
@@ -174,7 +175,7 @@ class Limit(DeclaredLimit):
         self._last_route: object = None
         self._applies: dict[int, tuple[object, bool]] = {}
         self.__signature__ = _signature(injected)
-        # FastAPI looks here whether to await it; a call comes to the method, which can thus say at once what is wrong.
+        # FastAPI inspects this attribute and awaits the result. A direct call uses the class's method, which reports misuse.
         self.__call__ = self.ask  # type: ignore[method-assign]
 
     @property
@@ -185,19 +186,19 @@ class Limit(DeclaredLimit):
 
     @property
     def dependency(self) -> None:
-        """What FastAPI asks of things that stand where `Depends(...)` should."""
+        """Raise an error with a hint; FastAPI reads this attribute of an object in the place of `Depends(...)`."""
         raise ConfigError(_FORGOTTEN)
 
     def __deepcopy__(self, memo: object) -> None:
-        raise ConfigError(_FORGOTTEN)  # it stands where the default of an argument does
+        raise ConfigError(_FORGOTTEN)  # used as the default of an argument
 
     def __call__(self, *decorated: Any, **provided: Any) -> Coroutine[Any, Any, Decision | None]:
         if decorated:
-            raise ConfigError(f"a limit is no decorator; {_FORGOTTEN}")
+            raise ConfigError(f"a limit cannot be used as a decorator; {_FORGOTTEN}")
         return self.ask(**provided)
 
     async def ask(self, connection: HTTPConnection, response: Response, **injected: Any) -> Decision | None:
-        """Ask about a request, as FastAPI does for every route that depends on it."""
+        """Check a request; FastAPI calls it for every route that depends on this limit."""
         scope = connection.scope
         if (scope.get("route") is not self._last_route or "fastapi" in scope) and not self.applies(scope):
             return None
@@ -216,11 +217,11 @@ class Limit(DeclaredLimit):
         return exchange.decision
 
     def _value_of(self, name: str) -> Callable[[HTTPConnection], Any]:
-        """Return the function of a request that finds what FastAPI has injected for a part of the question."""
+        """Return a function of a request that returns the injected value of an argument of `limit`, like `key`."""
         return lambda connection: connection.scope[self._injected][name]
 
     def request_limit(self, app: FastAPI) -> RequestLimit[AsyncLimiter]:
-        """Return what asks the limiter, named after its route in this application if it has no name yet."""
+        """Return the limit; on first use in an application, name its limiter after the route if it needs a name."""
         if self.lacks_name:
             routes = [
                 f"{','.join(sorted(getattr(route, 'methods', None) or ('WS',)))} {getattr(route, 'path_format', '')}"
@@ -234,7 +235,7 @@ class Limit(DeclaredLimit):
         return self._request_limit
 
     def applies(self, scope: Scope) -> bool:
-        """Return whether the route of a request leaves this limit in force."""
+        """Return whether this limit is in force on the route of a request."""
         route = matched_route(scope)
         known = self._applies.get(id(route))
         if known is None or known[0] is not route:
@@ -246,12 +247,12 @@ class Limit(DeclaredLimit):
         return known[1]
 
     def _unsent(self, scope: Scope, request_limit: RequestLimit[AsyncLimiter]) -> ASGIExchange:
-        """Return an exchange for an application without `install`, which does not see the response."""
+        """Return an exchange for an application without `install`, where the response is not visible."""
         if request_limit.counts is not None:
             raise ConfigError("count= needs the status of the response: call install(app) once")
         if request_limit.version.limiter.units.has_places:
             raise ConfigError(
-                "a concurrent rule holds until the response is sent, which only install(app) can see: call it once"
+                "a concurrent rule holds until the response is sent, and needs install(app) for that: call it once"
             )
         _register(_handlers(scope), answer_refusal, RateLimited, CostTooHigh)
         exchange = scope[EXCHANGE] = ASGIExchange(nowhere)
@@ -259,26 +260,26 @@ class Limit(DeclaredLimit):
 
 
 def _show(exchange: ASGIExchange, response: Response) -> None:
-    """Put the fields where FastAPI takes them from, for a response made of a return value."""
+    """Add the fields to the response object that FastAPI merges into the response for a return value."""
     fields = encoded(all_fields(exchange.asked))
-    if len(exchange.asked) > 1:  # those of the limits before are among them
+    if len(exchange.asked) > 1:  # the fields of earlier limits are included
         names = {name for name, _ in fields}
         response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
     response.raw_headers += fields
 
 
 def install(app: FastAPI) -> None:
-    """Let every response of an application carry the fields, and show refusals in its OpenAPI document.
+    """Add the fields to every response of an application, and document refusals in its OpenAPI document.
 
-    Call it once, before the application serves; what is mounted in it is covered. To call it on a mounted FastAPI
-    application as well completes that one's OpenAPI document.
+    Call it once, before the first request; mounted applications are covered. Call it also on a mounted FastAPI
+    application to complete that application's OpenAPI document.
     """
     check_kind("install", app, FastAPI, "for an application of FastAPI")
     if app.middleware_stack is not None:
-        raise ConfigError("install(app) comes before the first request")
+        raise ConfigError("call install(app) before the first request")
     build, describe = app.build_middleware_stack, app.openapi
 
-    # Outside of everything that `add_middleware` adds, and of what answers to exceptions.
+    # Wrap everything, including middlewares added later and Starlette's exception handling.
     def build_middleware_stack() -> App:
         _register(app.exception_handlers, answer_refusal, RateLimited, CostTooHigh)
         for _, dependant in _routes_of(app):
@@ -295,7 +296,7 @@ def install(app: FastAPI) -> None:
 
 
 class _Exchanges:
-    """The middleware that begins an exchange for every request."""
+    """The middleware that creates an exchange for every request."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -307,7 +308,7 @@ class _Exchanges:
         exchange = scope[EXCHANGE] = ASGIExchange(send)
         try:
             await self.app(scope, receive, exchange.send)
-        except Exception:  # whatever it is, units that are held are settled as for a 500
+        except Exception:  # units on hold are settled as for a 500
             if not exchange.started:
                 await exchange.settle(SERVER_ERROR)
             raise
@@ -317,7 +318,7 @@ class _Exchanges:
 
 
 def active_limits(dependant: Any) -> list[Limit]:
-    """Return the limits in force on a route: those after the last `exempt`, and of defaults the nearest, if any."""
+    """Return the limits in force on a route, see `in_force`."""
     return in_force(
         call if isinstance(call, Limit) else None
         for call in _calls(dependant)
@@ -326,7 +327,7 @@ def active_limits(dependant: Any) -> list[Limit]:
 
 
 def _calls(dependant: Any) -> Iterator[object]:
-    """Yield all dependencies, in the order in which they are solved: the application's before the route's."""
+    """Yield all dependencies in the order in which they are resolved: the application's before the route's."""
     for inner in dependant.dependencies:
         yield from _calls(inner)
         yield inner.call
@@ -340,19 +341,19 @@ def _refused(scope: Scope, exchange: ASGIExchange, answer: Answer) -> Exception:
 
 
 def _handlers(scope: Scope) -> Any:
-    """Return the application's own dictionary of handlers; a mounted application has another.
+    """Return the exception handlers of the innermost application; a mounted application has its own.
 
-    What is put there before the first refusal is on its way needs no registration by the user.
+    Handlers can be added until the first refusal is raised, so users need not register them.
     """
     return scope.get("starlette.exception_handlers", ({}, {}))[0]
 
 
 def _register(handlers: dict[Any, Any], handler: Callable[..., Any], *kinds: type[Exception]) -> None:
-    """Let refusals look as they should, unless the application has a handler of its own that they would come to."""
+    """Register a handler for refusals, unless the application has a custom handler that would receive them."""
     for kind in kinds:
-        if kind in handlers:  # as it is from the second refusal on
+        if kind in handlers:  # already registered by an earlier refusal
             continue
-        # One of all exceptions is for what no one expects.
+        # A handler of all exceptions is meant for unexpected errors.
         nearest = [handlers[base] for base in kind.__mro__ if base in handlers and base is not Exception][:1]
         if nearest in ([], [http_exception_handler]):
             handlers[kind] = handler
@@ -363,12 +364,12 @@ async def _respond(connection: HTTPConnection, error: RequestRefused) -> Refusal
         return RefusalResponse(error.answer)
     response = Response(error.answer.body, error.answer.status)
     response.raw_headers = error.answer.fields
-    await connection.send_denial_response(response)  # not every Starlette does that with what is returned
+    await connection.send_denial_response(response)  # not every Starlette version sends a returned response
     return None
 
 
 def _signature(injected: Mapping[str, Depends]) -> inspect.Signature:
-    """Return what FastAPI is to provide; real types, because it looks for their names in the wrong place."""
+    """Return the signature that FastAPI injects by; with real types, because it resolves names in another module."""
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature(
         [
@@ -380,8 +381,8 @@ def _signature(injected: Mapping[str, Depends]) -> inspect.Signature:
 
 
 def _routes_of(app: FastAPI) -> Iterator[tuple[Any, Any]]:
-    """Yield each route that has dependencies, as it is in the application, and those."""
-    # Where routers are included by reference, this is how to get at their routes.
+    """Yield each route with dependencies as registered in the application, and its dependencies."""
+    # Newer FastAPI includes routers by reference; this function yields their routes.
     contexts = getattr(fastapi.routing, "iter_route_contexts", iter)
     for route in contexts(app.routes):
         dependant = getattr(route, "dependant", None)
@@ -390,7 +391,7 @@ def _routes_of(app: FastAPI) -> Iterator[tuple[Any, Any]]:
 
 
 def _spare(dependant: Any) -> None:
-    """Take limits out of a route that are not in force on it, with what they depend on."""
+    """Remove limits that are not in force on a route from its dependencies, with their sub-dependencies."""
     active = active_limits(dependant)
     dependant.dependencies[:] = [
         inner
@@ -400,7 +401,7 @@ def _spare(dependant: Any) -> None:
 
 
 def _limited_operations(app: FastAPI) -> Iterator[tuple[str, str, list[RequestLimit[AsyncLimiter]]]]:
-    """Yield path, method and limits of every operation that has some."""
+    """Yield path, method and limits of every operation with limits."""
     for route, dependant in _routes_of(app):
         limits = [one.request_limit(app) for one in active_limits(dependant)]
         if limits:

@@ -12,11 +12,11 @@
 
     limit("50/minute")(blueprint)
 
-A limit counts all requests to the views that have it: to share one between views, use the same object. Limits of the
-application and of blueprints are asked before the request is handled, those of a view when it is called: what runs
-`before_request`, as authentication does, has then been done.
+All views decorated with the same object share one count. Limits of the application and of blueprints are checked before the
+request is handled. The limit of a view is checked when the view is called, after `before_request` functions such as
+authentication.
 
-Functions of a limit take `flask.request`, and see `g`, `session` and everything else of the request's context.
+The functions of a limit take `flask.request`, and can use `g`, `session` and the rest of the request context.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import MARK, DeclaredLimit, check_order, limits_around, watch
-from headgate.http.declared import exempt as exempt
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
+from headgate.http.view_limits import MARK, DeclaredLimit, check_order, limits_around, watch
+from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, Environ, StartResponse, WSGIExchange, WSGIScope, accepted_by, respond
 from headgate.stores import Store
 
@@ -57,32 +57,32 @@ def limit(
     clock: Clock | None = None,
     **options: Unpack[RequestOptions],
 ) -> ViewLimit:
-    """Return a decorator that limits the views and blueprints that have it.
+    """Return a decorator that limits views and blueprints.
 
     Args:
-        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, perhaps of a policy file.
-        default: Whether a view with a limit of its own, or a nearer default, does without this one.
-        name: The limiter's name; on a given store by default that of the view or blueprint.
-        store: Where it counts; by default in memory of its own.
-        clock: Where time comes from.
-        options: As of `headgate.http.asgi.RateLimitMiddleware`, with functions of the request: `key`, `cost`, `tier`,
-            `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`.
+        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, possibly from a policy file.
+        default: Whether this limit is replaced by a limit on the view itself or by a nearer default.
+        name: The limiter's name; on a shared store the default is the name of the view or blueprint.
+        store: The store that counts; by default a separate memory store.
+        clock: The clock to use.
+        options: The options of `headgate.http.asgi.RateLimitMiddleware`, with functions of the request: `key`, `cost`,
+            `tier`, `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`.
     """
     seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
     made = ViewLimit(rules, default, name, store, clock, seen)
     if not made.lacks_name:
-        made.limit_for(Limiter)  # so that what is wrong with it is said at once
+        made.limit_for(Limiter)  # reports configuration errors immediately
     return made
 
 
 def decision() -> Decision | None:
-    """Return what the limit that was asked last has decided about the present request; `None` if none was asked."""
+    """Return the decision of the most recent limit checked for the current request; `None` if no limit was checked."""
     exchange: WSGIExchange | None = request.environ.get(EXCHANGE)
     return None if exchange is None else exchange.decision
 
 
 class ViewLimit(DeclaredLimit):
-    """A decorator that asks a limiter; made by `limit`."""
+    """A decorator that checks a limiter; created by `limit`."""
 
     def __call__(self, view: View) -> View:
         if isinstance(view, Blueprint):
@@ -104,10 +104,10 @@ class ViewLimit(DeclaredLimit):
 
         self.mark(limited, view)
         request_started.connect(_check_order)
-        return limited  # type: ignore[return-value]  # it is what was given, but limited
+        return limited  # type: ignore[return-value]  # same signature as the view
 
     def ask(self) -> None:
-        """Ask about the present request, and raise an HTTPException if it is refused."""
+        """Check the current request; raise an HTTPException if it is refused."""
         current: Request = request._get_current_object()  # type: ignore[attr-defined]
         limit = self.limit_for(Limiter)
         if limit.exempt is not None and limit.exempt(current):
@@ -118,10 +118,10 @@ class ViewLimit(DeclaredLimit):
 
 
 def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
-    """Put the fields on every response of an application, answer refusals, and ask limits about all its requests.
+    """Add the fields to every response of an application, answer refusals, and apply limits to all its requests.
 
-    Call it once, after registering what has to run `before_request`. A `RateLimited` that is raised in a view, as `guard`
-    does, is answered with 429. To answer in your own way, use `app.errorhandler(429)`.
+    Call it once, after registering the `before_request` functions that must run first. A `RateLimited` raised in a view,
+    for example by `guard`, is answered with 429. To send a custom response, use `app.errorhandler(429)`.
 
     Args:
         app: The application.
@@ -132,13 +132,13 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
     for found in own:
         found.named(app.name, Limiter)
     if "headgate" in app.extensions:
-        raise ConfigError(f"{app!r} has its limits already: call install once, with all of them")
+        raise ConfigError(f"install was already called for {app!r}: call it once, with all limits")
     app.extensions["headgate"] = own
     watch(app, lambda app: app.view_functions.values())
     inner = app.wsgi_app
 
     def wsgi_app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if EXCHANGE in environ:  # that of a middleware around the application
+        if EXCHANGE in environ:  # created by an outer middleware
             return inner(environ, start_response)
         return respond(environ, start_response, lambda start: inner(environ, start))
 
@@ -150,7 +150,7 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
         plan = plans.get(route)
         if plan is None:
             plan = _plan(app, own)
-            if request.endpoint is not None:  # of which there are only so many
+            if request.endpoint is not None:  # the number of endpoints is bounded
                 plans[route] = plan
         for found in plan:
             found.ask()
@@ -161,7 +161,7 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
 
 
 def _plan(app: Flask, limits: list[ViewLimit]) -> list[ViewLimit]:
-    """Return the limits to ask before a request is handled: those in force which are not the view's own."""
+    """Return the limits to check before a request is handled: the limits in force except the view's own."""
     view: Any = app.view_functions.get(request.endpoint or "")
     groups = [app.blueprints[name] for name in reversed(request.blueprints)]
     outer = [*limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
@@ -172,10 +172,10 @@ _checked: weakref.WeakSet[Flask] = weakref.WeakSet()
 
 
 def _check_order(app: Flask, **signal: Any) -> None:
-    """Check the views of an application at its first request, when all are known; also of one without `install`."""
+    """Check the views of an application at its first request, when all are registered; also without `install`."""
     if app not in _checked:
         if check_order(app.view_functions.values()):
-            request_started.disconnect(_check_order)  # until there is another limit
+            request_started.disconnect(_check_order)  # connected again by the next limit
         _checked.add(app)
 
 
@@ -191,7 +191,7 @@ def _exchange(environ: Environ) -> WSGIExchange:
     if exchange is None:
         if "headgate" not in current_app.extensions:
             raise ConfigError("a view has a limit, but the application has none: call install(app) once")
-        # A test that handles a request without the application around it.
+        # A test handles a request without the application around it.
         exchange = environ[EXCHANGE] = WSGIExchange(lambda *start: lambda body: None)
     return exchange
 
@@ -202,4 +202,4 @@ def _error(answer: Answer) -> HTTPException:
 
 def _answer_raised(error: Any) -> Any:
     answer = _exchange(request.environ).raised(error, accepted_by(request.environ))
-    return current_app.handle_http_exception(_error(answer))  # perhaps the application has its own answer
+    return current_app.handle_http_exception(_error(answer))  # a custom handler may answer

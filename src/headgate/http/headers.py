@@ -1,20 +1,21 @@
-"""What a decision looks like in HTTP: header fields, status and body. Pure: no framework, no clock, no I/O.
+"""Decisions as HTTP header fields. Pure: no framework, no clock, no I/O.
 
-    RateLimit-Policy: "burst";q=100;w=60           what is allowed: stays the same from response to response
-    RateLimit: "burst";r=50;t=30                   what is left, and for how many seconds that is all there is
-    X-RateLimit-Limit, -Remaining, -Reset          the same of the rule that binds, as most clients know it
-    Retry-After: 30                                on refusals that end
+    RateLimit-Policy: "burst";q=100;w=60           the quota; the same in every response
+    RateLimit: "burst";r=50;t=30                   the remaining units, and the seconds until the reset
+    X-RateLimit-Limit, -Remaining, -Reset          the same for the most restrictive rule, in the widely known format
+    Retry-After: 30                                on refusals, if waiting helps
 
-The first two are structured fields (RFC 9651) of draft-ietf-httpapi-ratelimit-headers. The draft still moves, so its
+The first two are structured fields (RFC 9651) of draft-ietf-httpapi-ratelimit-headers. The draft still changes, so its
 revision is a setting: 11 as above (8 to 10 look the same), 7 `RateLimit: limit=100, remaining=50, reset=30`, 6
 `RateLimit-Limit: 100` and so on.
 
-Seconds are whole and rounded up: a client that waits so long is not refused for a fraction. On a refusal no window ends
-after `Retry-After`, as the draft asks for; a shorter one is as true, since no more than what is left can be used in it.
+Seconds are rounded up to whole numbers, so a client that waits for them is not refused because of a fraction. On a refusal
+no window ends after `Retry-After`, as the draft requires. A shorter window is still correct: the remaining units are the
+most that can be used in it.
 
-`Writer` holds what can be prepared for a limiter's rules, because fields are written for every response; for the same reason
-this file is also compiled, with the types in `headers.pxd`. Fields are written as text, which most frameworks take;
-`encoded` makes of them what ASGI takes.
+Fields are written for every response. `Writer` therefore prepares the constant parts for a limiter's rules, and this file is
+also compiled, with the types in `headers.pxd`. Fields are written as text, the form that most frameworks use; `encoded`
+converts them for ASGI.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from headgate.quota import Quota, Quotas
 from headgate.rules import REQUESTS, Rule
 
 Field = tuple[bytes, bytes]
-"""Name in lower case and value, as ASGI has them."""
+"""Lower-case name and value, the form that ASGI uses."""
 TextField = tuple[str, str]
-"""Name as it is usually written, and value."""
+"""Name in its usual spelling, and value."""
 Header = TypeVar("Header", Field, TextField)
 
 LARGEST_INTEGER = 999_999_999_999_999
-"""Of a structured field."""
+"""The largest integer in a structured field."""
 
 Terms = str | Quotas | None
-"""By which quotas a call was decided: those of its tier, or the quota of each rule."""
+"""The quotas that applied to a call: a tier, or the quota of each rule."""
 
 ROUND_UP = MICROSECONDS - 1
 
 _LEGACY = frozenset({b"x-ratelimit-", "x-ratelimit-"})
-"""What the names of fields begin with that most clients know."""
+"""Prefixes of the widely known fields."""
 
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Which fields to write, for what the words of `headers=` cannot say.
+    """The fields to write, for settings that the `headers=` words do not cover.
 
     Attributes:
         x_ratelimit: Whether `X-RateLimit-Reset` is seconds since the epoch or seconds from now; `None` leaves all
@@ -68,7 +69,7 @@ class Headers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields that a response may carry, but for `Retry-After`."""
+        """The names of the fields that a response may carry, except `Retry-After`."""
         names: tuple[str, ...] = ()
         if self.ratelimit is not None:
             names += ("RateLimit-Policy",)
@@ -96,11 +97,11 @@ STYLES: dict[str, Headers] = {
     "x-ratelimit": Headers(ratelimit=None),
     "none": Headers(x_ratelimit=None, ratelimit=None),
 }
-"""Which fields each word means, in `headers=` and in policy files."""
+"""The fields for each word of `headers=` and of policy files."""
 
 
 def headers_of(headers: Headers | HeaderStyle) -> Headers:
-    """Return which fields a word means; `Headers` as they are. Anything else is a ConfigError."""
+    """Return the `Headers` for a word; a `Headers` object is returned unchanged. Other values raise `ConfigError`."""
     if isinstance(headers, str) and headers in STYLES:
         return STYLES[headers]
     expected = f"{', '.join(map(repr, STYLES))} or Headers(…)"
@@ -108,18 +109,18 @@ def headers_of(headers: Headers | HeaderStyle) -> Headers:
 
 
 class Writer:
-    """Writes the fields of decisions by the same rules.
+    """Writes the fields for decisions of one limiter.
 
     Args:
         rules: The rules of the limiter that decides, in order.
-        headers: Which fields to write, as a word or as `Headers`.
+        headers: The fields to write, as a word or as `Headers`.
     """
 
     def __init__(self, rules: Sequence[Rule], headers: Headers | HeaderStyle = "both") -> None:
         self.names = tuple([wire_name(rule.name) for rule in rules])
-        """What the rules are called in fields and bodies."""
+        """The names of the rules in fields and bodies."""
         self.headers = headers_of(headers)
-        """Which fields are written."""
+        """The fields to write."""
         self._revision, self._reset = self.headers.ratelimit, self.headers.x_ratelimit
         self._rules = tuple(rules)
         self._strings = tuple(map(_string, self.names))
@@ -128,23 +129,23 @@ class Writer:
         self._policy_of_tier = {tier: self.policy(tier, self._strings) for tier in tiers}
 
     def fields(self, decision: Decision, now: int, tier: Terms = None) -> list[Field]:
-        """Return all fields of a response to a call that was decided like this.
+        """Return all fields of a response for a decision.
 
         Args:
-            decision: The answer of the limiter.
+            decision: The decision of the limiter.
             now: The time of the decision, in microseconds since the epoch.
-            tier: The tier that the call was decided under, or the quota of each rule.
+            tier: The tier that applied to the call, or the quota of each rule.
         """
         return encoded(self.text_fields(decision, now, tier))
 
     def text_fields(self, decision: Decision, now: int, tier: Terms = None) -> dict[str, str]:
-        """As `fields`, as text: values by names as they are usually written."""
+        """Like `fields`, but return text values by name in the usual spelling."""
         written: dict[str, str] = {}
         self.put(written, decision, now, tier)
         return written
 
     def put(self, written: MutableMapping[str, str], decision: Decision, now: int, tier: Terms) -> None:
-        """As `text_fields`, where a framework has the fields of a response."""
+        """Like `text_fields`, but write the fields into a mapping, such as the headers of a response."""
         allowed, limit, reset_us = decision.allowed, decision.limit, decision.reset_after_us
         wait = None if allowed else retry_seconds(decision)
         if wait is not None:
@@ -153,14 +154,14 @@ class Writer:
             return
         remaining = decision.remaining or 0
         if wait is None and not allowed:
-            reset_us = None  # what is refused for ever never begins anew
+            reset_us = None  # waiting never helps, so there is no reset
         if self._revision is not None:
             policy = self._own_policy if tier is None else self._policy_of(tier)
-            if policy:  # it has none if the rules are not known
+            if policy:  # empty if the rules are unknown
                 written["RateLimit-Policy"] = policy
         if self._revision == 11:
             strings = self._strings
-            if len(strings) == 1 == len(decision.names):  # its figures are those of the decision
+            if len(strings) == 1 == len(decision.names):  # one rule: use the values of the decision
                 left = _left_item(strings[0], remaining, reset_us, wait)
             else:
                 left = _left(decision, wait, strings)
@@ -177,7 +178,7 @@ class Writer:
                 written["X-RateLimit-Reset"] = f"{seconds(until)}"
 
     def policy(self, tier: Terms, strings: Sequence[str]) -> str:
-        if len(strings) != len(self._rules):  # the decision was made by others
+        if len(strings) != len(self._rules):  # a server decided by other rules
             strings = self._strings
         quotas = tier if isinstance(tier, tuple) else tuple(rule.quota_for(tier) for rule in self._rules)
         items = (
@@ -193,7 +194,7 @@ class Writer:
 
     def costs(self, cost: Cost, count: int) -> list[int]:
         """Return the cost of a call for each rule, in the order of the decision."""
-        if isinstance(cost, int) or count != len(self._rules):  # a server decides by its own rules
+        if isinstance(cost, int) or count != len(self._rules):  # a server may decide by other rules
             return [cost if isinstance(cost, int) else 0] * count
         return [cost.get(rule.unit, 0) for rule in self._rules]
 
@@ -204,7 +205,7 @@ class Writer:
         reset_us: int | None,
         wait: int | None,
     ) -> None:
-        """Put the fields of revisions that show the rule that binds only."""
+        """Write the fields of revisions that show only the most restrictive rule."""
         figures = {
             "Limit": decision.limit,
             "Remaining": decision.remaining,
@@ -221,14 +222,14 @@ class Writer:
 
 
 Asked = tuple[Writer, Decision, Terms, int]
-"""A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (ns)."""
+"""The result of one limiter for a response: the writer, the decision, the tier of the call, and the time (ns)."""
 
 
 def all_fields(asked: Sequence[Asked]) -> dict[str, str]:
-    """Return the fields of a response that several limiters were asked for.
+    """Return the fields of a response after several limiters were checked.
 
-    The policies of all are listed; figures that have room for one are those of the limiter that refused, or else of
-    the one with the least left.
+    The policies of all limiters are listed. Fields with room for one limiter show the limiter that refused, or else the
+    limiter with the fewest remaining units.
     """
     written: dict[str, str] = {}
     put_fields(written, asked)
@@ -236,13 +237,13 @@ def all_fields(asked: Sequence[Asked]) -> dict[str, str]:
 
 
 def put_fields(written: MutableMapping[str, str], asked: Sequence[Asked]) -> None:
-    """As `all_fields`, where a framework has the fields of a response."""
+    """Like `all_fields`, but write the fields into a mapping, such as the headers of a response."""
     if len(asked) == 1:
         writer, decision, tier, now = asked[0]
         writer.put(written, decision, now // 1000, tier)
     else:
         for name, value in _merged_fields(asked).items():
-            written[name] = value  # not all of them have an `update`
+            written[name] = value  # not every framework's mapping has `update`
 
 
 def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:
@@ -267,11 +268,11 @@ def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:
 
 
 def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header]:
-    """Return an application's header fields together with ours; where both have `X-RateLimit-*`, ours alone.
+    """Return an application's header fields together with ours; our `X-RateLimit-*` fields replace the application's.
 
-    Clients that find two of them add them up, or believe the first.
+    With two of them, clients would join the values or use the first.
     """
-    given = list(headers)  # the application's own is left as it is
+    given = list(headers)  # a copy: the application's list is not changed
     kept = [header for header in given if header[0][:12].lower() not in _LEGACY]
     if len(kept) < len(given) and _LEGACY.isdisjoint([name[:12].lower() for name, _ in fields]):
         kept = given
@@ -280,18 +281,18 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
 
 
 def encoded(fields: dict[str, str]) -> list[Field]:
-    """Return fields as ASGI takes them."""
+    """Return fields in the form that ASGI uses."""
     return [(_ENCODED[name], value.encode()) for name, value in fields.items()]
 
 
 _ENCODED = {
     name: name.lower().encode() for name in (*Headers().names, *Headers(ratelimit=6).names, "Retry-After")
 }
-"""The names of all fields, as ASGI has them."""
+"""The names of all fields, in the form that ASGI uses."""
 
 
 def released(asked: Asked, cost: Cost) -> Asked:
-    """Return the same after the units have been given back: nothing was taken."""
+    """Return the result as if nothing had been taken, after the units were returned."""
     writer, decision, tier, now = asked
     return writer, _without(decision, writer.costs(cost, len(decision.names))), tier, now
 
@@ -309,7 +310,7 @@ def _room(asked: Asked) -> int:
 
 
 def distinct_names(asked: Iterable[Asked]) -> list[tuple[str, ...]]:
-    """Return what the rules of each limiter are called where all stand together: no two alike."""
+    """Return the rule names of each limiter, numbered where two limiters use the same name."""
     seen: set[str] = set()
     named = []
     for writer, decision, *_ in asked:
@@ -326,7 +327,7 @@ def distinct_names(asked: Iterable[Asked]) -> list[tuple[str, ...]]:
 
 
 def names_in(decision: Decision, names: Sequence[str]) -> Sequence[str]:
-    """Return what the rules of a decision are called: so, unless it was made by others, as by those of a server."""
+    """Return `names` if they fit the decision; otherwise, as for a server with other rules, the decision's names."""
     return names if len(names) == len(decision.names) else [wire_name(name) for name in decision.names]
 
 
@@ -338,16 +339,16 @@ def seconds(microseconds: int) -> int:
 def retry_seconds(decision: Decision) -> int | None:
     """Return the value of `Retry-After`: whole seconds, rounded up, at least one; `None` if waiting does not help.
 
-    No window in the fields of a refusal may end later.
+    No window in the fields of a refusal may end later than this.
     """
     retry_us = None if decision.allowed else decision.retry_after_us
     return None if retry_us is None else seconds(retry_us) or 1
 
 
 def wire_name(name: str) -> str:
-    """Return a rule's name for fields and bodies: a structured-field string is printable ASCII.
+    """Return a rule's name for fields and bodies as printable ASCII, as structured-field strings require.
 
-    Anything else, and the percent sign itself, is percent-encoded, so that different names stay different.
+    Other characters, and the percent sign, are percent-encoded, so that different names stay different.
     """
     if name.isascii() and name.isprintable() and "%" not in name:
         return name
@@ -366,14 +367,14 @@ def _policy_item(string: str, rule: Rule, quota: Quota) -> str:
     if string and unit != REQUESTS:
         item = f"{item};qu={_string(wire_name(unit))}"
     seconds, fraction = divmod(quota.period_us, MICROSECONDS)
-    # A window is whole seconds or not mentioned: 1 for 0.1 would promise a tenth of what is allowed.
-    # A lease is no window, and months have no one length.
+    # A window is written in whole seconds or left out: rounding 0.1 up to 1 would promise a tenth of the quota.
+    # A lease is not a window, and months differ in length.
     has_window = not fraction and rule.kind not in ("concurrent", "calendar")
     return f"{item};w={seconds}" if has_window else item
 
 
 def _left(decision: Decision, wait: int | None, strings: Sequence[str]) -> str:
-    """Return what is left of each rule, as a list of items."""
+    """Return the remaining units of each rule, as a list of items."""
     if len(strings) != len(decision.names):
         strings = [_string(name) for name in names_in(decision, ())]
     items = []
@@ -384,7 +385,7 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[str]) -> str:
 
 
 def _left_item(string: str, left: int, reset_us: int | None, wait: int | None) -> str:
-    """Return what is left of one rule, and for how many seconds that is all there is."""
+    """Return the remaining units of one rule, and the seconds until its reset."""
     if left > LARGEST_INTEGER:
         left = LARGEST_INTEGER
     if reset_us is None:

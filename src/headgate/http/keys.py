@@ -1,10 +1,10 @@
 """Key functions: from an ASGI scope to the key that a request is counted by.
 
-Each function here returns what it is named after: `by_address(proxies=["10.0.0.0/8"])` is a key function. They read the
-scope as a mapping, so a Starlette or FastAPI request, which is one, does as well.
+The functions in this module return key functions: `by_address(proxies=["10.0.0.0/8"])` is a key function. Key functions
+read the scope as a mapping, so they also accept Starlette and FastAPI requests, which are mappings.
 
-A key function may return `None`: the request has no such key, and is counted by its address instead. That key is bytes,
-and bytes are never equal to text: no user can be named like the address of another client.
+If a key function returns `None`, the request has no such key and is counted by its address instead. This fallback key is
+bytes, which never equal text, so a user name cannot collide with another client's address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Scope = Mapping[str, Any]
 KeyFunction = Callable[[Any], Key | None]
 
 UNROUTED = "*"
-"""The route of all requests that match none, together: no client can make up routes to count by."""
+"""The shared route of all requests that match no route, so that clients cannot invent routes to count by."""
 
 
 def by_address(
@@ -35,14 +35,14 @@ def by_address(
 ) -> Callable[[Scope], str]:
     """Return a key function by the client's address.
 
-    Without `proxies` or `hops` it is the address that is connected, whatever the request says. See
-    `headgate.http.address.Proxies` for what the arguments mean.
+    Without `proxies` or `hops` the key is the address of the connected peer; header fields are ignored. See
+    `headgate.http.address.Proxies` for the arguments.
 
     Args:
         proxies: Addresses and networks of the proxies in front of the service.
-        hops: Instead, how many there are.
-        header: The field that they write.
-        ipv6_prefix: How many bits of an IPv6 address count.
+        hops: The number of proxies, instead of `proxies`.
+        header: The field that the proxies write.
+        ipv6_prefix: The number of leading bits of an IPv6 address that identify a client.
     """
     check_count("ipv6_prefix", ipv6_prefix, 1, 128)
     named = check_list("proxies", proxies, object, "['10.0.0.0/8']")
@@ -60,16 +60,16 @@ def by_address(
 
 
 def by_header(name: str) -> KeyFunction:
-    """Return a key function by a header field, `X-API-Key` for instance; without it, or empty, by address.
+    """Return a key function by a header field, like `X-API-Key`; if the field is missing or empty, by address.
 
-    Only for fields that have been checked: before authentication a client can invent a new key for every request.
+    Use it only for fields that were verified: before authentication a client can invent a new key for every request.
     """
     wanted = check_text("the name of a header field", name).lower().encode("latin-1")
 
     def header(scope: Scope) -> Key | None:
         for field, value in scope["headers"]:
             if field == wanted and value:
-                # Not longer than what a store would keep of it: a field may be some thousand bytes.
+                # Hash long values, as a store would: a field may have several thousand bytes.
                 text: str = value.decode("latin-1")
                 return text if len(value) <= LONGEST_KEY else blake2b(value).digest()
         return None
@@ -78,12 +78,12 @@ def by_header(name: str) -> KeyFunction:
 
 
 def by_user(attribute: str = "id") -> KeyFunction:
-    """Return a key function by the user that authentication has put into the scope; without one, by address.
+    """Return a key function by the authenticated user in the scope; without one, by address.
 
     The user is `scope["user"]` (Starlette's AuthenticationMiddleware) or `request.state.user`, and its `attribute` is
-    the key. A user whose `is_authenticated` is false is none.
+    the key. A user whose `is_authenticated` is false is ignored.
 
-    Whatever puts the user there must run before the limit: as a middleware around it, or as an earlier dependency.
+    The code that sets the user must run before the limit: as an outer middleware, or as an earlier dependency.
     """
     check_text("the name of a user's attribute", attribute)
 
@@ -105,15 +105,15 @@ def by_route() -> KeyFunction:
     """Return a key function by the template of the route, `/items/{id}`, never by the path.
 
     In a FastAPI dependency the route is known. In a middleware around a Starlette application it is looked up, which
-    costs as much as routing; requests that match no route count together.
+    costs as much as routing; requests that match no route share one key.
     """
     return _on_scope(route_template)
 
 
 def by_all(*functions: KeyFunction) -> KeyFunction:
-    """Return a key function by several at once: `by_all(by_address(), by_route())` counts per client and route.
+    """Return a key function that joins several keys: `by_all(by_address(), by_route())` counts per client and route.
 
-    If one of them has no key, the request is counted by address.
+    If one of the functions returns `None`, the request is counted by address.
     """
     for function in functions:
         check_function("by_all", function, can_await=False)
@@ -126,7 +126,7 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
                 return None
             if not isinstance(key, str | bytes):
                 raise ConfigError(f"{function!r} returned {key!r}; only text and bytes can be joined")
-            # With its length before it, no choice of text can look like another.
+            # The length prefix prevents two different sets of keys from joining to the same text.
             parts.append(f"{len(key)}:{key!r}")
         return "".join(parts)
 
@@ -134,7 +134,7 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
 
 
 def check_function(what: str, function: Any, *, can_await: bool = True) -> None:
-    """Refuse what no request can be given to, as one of the functions above without its brackets, or cannot be awaited."""
+    """Raise `ConfigError` unless this is a function of the request; also if it is async and cannot be awaited here."""
     if function in (by_address, by_header, by_user, by_route, by_all):
         raise ConfigError(f"{what} takes functions of the request: write {function.__name__}(…)")
     if not callable(function):
@@ -144,20 +144,20 @@ def check_function(what: str, function: Any, *, can_await: bool = True) -> None:
 
 
 def is_async(part: object) -> bool:
-    """Return whether calling it gives something to await."""
-    # Not only functions: also objects whose __call__ is a coroutine function.
+    """Return whether calling the object returns an awaitable."""
+    # This includes objects whose __call__ is a coroutine function.
     return inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(type(part).__call__)
 
 
 def takes_scope(function: object) -> bool:
-    """Return whether it is a key function from here, which makes do with the bare scope."""
+    """Return whether this is a key function of this module, which needs only the scope."""
     return getattr(function, "takes_scope", False)
 
 
 def route_template(scope: Scope) -> str:
-    """Return the template of the route that a request has matched or would match; `*` if there is none."""
+    """Return the template of the route that a request matched or would match; `*` if no route matches."""
     route = matched_route(scope)
-    # As Starlette, Flask and Django call it.
+    # The attribute names in Starlette, Flask and Django.
     names = ("path_format", "path", "rule", "route")
     template: str | None = next((found for name in names if (found := getattr(route, name, None))), None)
     if template is None:
@@ -171,13 +171,13 @@ def _by_peer(ipv6_prefix: int) -> Callable[[Scope], str]:
             host = peer_of(request)
             if not host:
                 return UNKNOWN
-            # An IPv4 address is its own key; this is asked for every request.
+            # An IPv4 address is already its key; this runs for every request.
             return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
 
         return address
 
     address = from_peer(lambda scope: client[0] if (client := scope.get("client")) else None)
-    address.from_peer = from_peer  # type: ignore[attr-defined]  # for frameworks whose requests are no scopes
+    address.from_peer = from_peer  # type: ignore[attr-defined]  # for frameworks whose requests are not scopes
     return address
 
 
@@ -187,14 +187,14 @@ def _on_scope(function: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
 
 
 def matched_route(scope: Scope) -> object:
-    """Return the route that was matched; of a router included in a FastAPI application, the route with its prefix."""
+    """Return the matched route; for a router included in a FastAPI application, the route with its prefix."""
     route = scope.get("route")
     context = scope.get("fastapi", {}).get("effective_route_context")
     return context if context is not None and context.original_route is route else route
 
 
 def _mounted_at(scope: Scope, template: str) -> str:
-    """Return the path of the mounts that led to a route, with names for what was matched in it."""
+    """Return the path of the mounts above a route, with parameter names in place of their values."""
     prefix: str = scope.get("root_path", "").removeprefix(scope.get("app_root_path", ""))
     for name, value in scope.get("path_params", {}).items():
         if f"{{{name}}}" not in template and f"{{{name}:" not in template:
@@ -203,7 +203,7 @@ def _mounted_at(scope: Scope, template: str) -> str:
 
 
 def _look_up(routes: Iterable[Any], scope: Scope) -> str | None:
-    """Return the template of the first route that matches fully, found as Starlette's router finds it."""
+    """Return the template of the first route that matches fully, in the order of Starlette's router."""
     for route in routes:
         if hasattr(route, "effective_route_contexts"):  # a router included in a FastAPI application
             found = _look_up(route.effective_route_contexts(), scope)

@@ -1,8 +1,8 @@
-"""A limiter with what it takes to ask it about requests. The edge of every framework is a thin layer over this.
+"""A limiter together with the functions that turn a request into a call. Each framework's module is a thin layer over this.
 
     request  --question-->  Request(key, cost, tier)  --gate of the version's limiter-->  Decision  --its writer-->  fields
 
-There is no other way, whatever the limiter: several rules, scopes, tiers, a policy file, any store.
+All limiters take this path: with several rules, scopes, tiers, a policy file, on any store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
 from headgate.http.headers import Asked, Headers, Terms, Writer, headers_of
 from headgate.http.keys import KeyFunction, by_address, check_function, is_async, takes_scope
-from headgate.http.steps import Steps
+from headgate.http.sync_async import Steps
 from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, caller_of, check_kept_for, quotas_of
@@ -36,10 +36,10 @@ AnyApp = TypeVar("AnyApp")
 
 AnyKeyFunction = KeyFunction | Callable[[Any], Awaitable[Key | None]]
 Keys = AnyKeyFunction | Mapping[str, AnyKeyFunction]
-"""A key function, or one for each scope of the rules."""
+"""A key function, or one key function per scope of the rules."""
 
 Cost = Units | Callable[[Any], Units | Awaitable[Units]]
-"""How many units, or a function that says so."""
+"""The number of units, or a function that returns it."""
 Tier = str | Callable[[Any], str | Awaitable[str | None] | None] | None
 RequestQuota = QuotaValue | Callable[[Any], QuotaValue | Awaitable[QuotaValue | None] | None] | None
 Outcomes = Collection[int] | Callable[[int], bool]
@@ -47,7 +47,7 @@ Outcomes = Collection[int] | Callable[[int], bool]
 
 
 class LimitOptions(TypedDict, total=False):
-    """What every limit of requests takes besides its limiter."""
+    """The arguments of every limit of requests, except its limiter."""
 
     key: Keys | None
     cost: Cost
@@ -60,21 +60,21 @@ class LimitOptions(TypedDict, total=False):
 
 
 class RequestOptions(LimitOptions, total=False):
-    """What a `RequestLimit` takes besides its limiter."""
+    """The arguments of `RequestLimit`, except its limiter."""
 
     exempt: Callable[[Any], bool] | None
 
 
 @dataclass(frozen=True, slots=True)
 class LimitVersion(Generic[AnyLimiter]):
-    """What a request is decided and answered by. A request reads it once, so that both are of one version of a policy.
+    """The limiter and writer for one request, read once so that both belong to the same version of a policy.
 
     Attributes:
-        limiter: Decides. Its rules never change.
-        holds: Whether units are held while a request is answered, because some of them may come back.
-        writer: Writes the fields of its decisions.
-        now_ns: Returns the time to go by in fields, in nanoseconds since the epoch.
-        quotas: What the limit's function has said of callers' quotas, and what that of its limiter, which is asked next.
+        limiter: The limiter. Its rules never change.
+        holds: Whether units are held while a request is handled, because some of them may be returned.
+        writer: Writes the fields of the limiter's decisions.
+        now_ns: Returns the time for the fields, in nanoseconds since the epoch.
+        quotas: The cached quotas of callers: from the limit's function, then from the limiter's function.
     """
 
     limiter: AnyLimiter
@@ -84,7 +84,7 @@ class LimitVersion(Generic[AnyLimiter]):
     quotas: tuple[QuotaCache, ...]
 
     def asked(self, question: Request, decision: Decision, quotas: Quotas | None) -> Asked:
-        """Return the limiter's part in the response to a request that it has decided about."""
+        """Return the result of the limiter for the response to a request."""
         tier, tier_for = question.tier, self.limiter.tier_for
         if tier_for is not None:
             tier = tier_for(question.key, tier)
@@ -96,7 +96,7 @@ class LimitVersion(Generic[AnyLimiter]):
         return self.writer, decision, terms, self.now_ns()
 
     def own_quotas(self, question: Request, request: Any) -> Steps:
-        """Return the quotas of a request's own, if it has some, by steps that may have to be awaited."""
+        """Return the caller-specific quotas of a request or `None`, in steps that may have to be awaited."""
         caller = caller_of(question.key, question.tier)
         for cache in self.quotas:
             is_known, found = cache.get(caller)
@@ -108,20 +108,20 @@ class LimitVersion(Generic[AnyLimiter]):
                     else cache.function(request)
                 )
                 if value is None and is_of_limiter and not cache.seconds:
-                    value = {}  # a quota for no rule; without any, the limiter's gate would call the same function again
+                    value = {}  # overrides no rule; with None, the limiter's gate would call the same function again
                 found = cache.keep(caller, value)
             if found is not None:
                 return found
         return None
 
     def complete(self, question: Request, quotas: Quotas | None) -> Request:
-        """Return a question with a cost for each rule, and the quotas that it has of its own."""
+        """Return the question with a cost for each rule and with the caller-specific quotas."""
         if type(question.cost) is not int:
             question = question.with_costs(self.limiter.units.costs(question.cost))
         return question if quotas is None else question.with_quotas(quotas)
 
     def by_name(self, quotas: Quotas | None) -> QuotaValue | None:
-        """Return quotas as a call takes them."""
+        """Return quotas by rule name, as the `quota` argument of a call."""
         return (
             None
             if quotas is None
@@ -130,12 +130,12 @@ class LimitVersion(Generic[AnyLimiter]):
 
 
 class RequestLimit(Generic[AnyLimiter]):
-    """A limiter, and whose units a request asks it for, how many, and in which tier.
+    """A limiter with functions that find the key, cost and tier of a request.
 
     The arguments are those of `headgate.http.asgi.RateLimitMiddleware`; functions take the request of the framework, and
-    `exempt` is one.
+    `exempt` must be a function.
 
-    A limiter of a policy file may change with the file; the next request is then asked about as the file says.
+    If the limiter comes from a policy file and the file changes, the next request uses the new version.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RequestLimit(Generic[AnyLimiter]):
         _check_cost(cost, tier, limiter)
         check_kept_for("quota_for=", quota_for)
         if limiter.current.rules and not callable(quota):
-            quotas_of(limiter.current.rules, quota)  # says what is wrong with it
+            quotas_of(limiter.current.rules, quota)  # raises if the quota is not valid
         scopes = scopes_of(limiter.current.rules)
         if scopes and (key is None or (isinstance(key, Mapping) and not scopes <= key.keys())):
             raise ConfigError(
@@ -177,17 +177,17 @@ class RequestLimit(Generic[AnyLimiter]):
         self.quota: Any = quota
         self._quota_for = quota_for
         self.awaits = any(map(is_async, (self.key, cost, tier, quota)))
-        """Whether the question has to be awaited."""
-        limiter.on_change(self.renew)  # before it is looked at, so that no change is missed
+        """Whether some function of the request must be awaited."""
+        limiter.on_change(self.renew)  # registered before the first read, so that no change is missed
         self.renew()
         all_limits.add(self)
 
     def renew(self) -> None:
-        """Decide by what the limiter has become."""
+        """Use the current version of the limiter."""
         self.substitute(substitutes[-1](self.limiter) if substitutes else None)
 
     def substitute(self, limiter: AnyLimiter | None) -> None:
-        """Let another limiter decide from now on, as a test does; `None` for the limit's own."""
+        """Replace the limiter in a test; `None` restores the limit's own limiter."""
         self.substituted: AnyLimiter | None = limiter
         own = self.limiter.current
         deciding: Any = own if limiter is None else limiter
@@ -204,12 +204,12 @@ class RequestLimit(Generic[AnyLimiter]):
         self.version: LimitVersion[AnyLimiter] = LimitVersion(
             deciding, holds, writer, _nanoseconds(dating(clock)), tuple(quotas)
         )
-        """What requests are decided and answered by at present."""
+        """The current version, for new requests."""
         if self.limiter.current is not own:
-            self.renew()  # another thread has reloaded its policy meanwhile
+            self.renew()  # another thread reloaded the policy
 
     def question(self, request: Any) -> Request:
-        """Return what a request asks of the limiter."""
+        """Return the call to the limiter for a request."""
         key = self.key(request)
         if key is None:
             key = self.address(request).encode()
@@ -221,7 +221,7 @@ class RequestLimit(Generic[AnyLimiter]):
         return new_request("hit", key, cost, tier, None)
 
     async def awaited_question(self, request: Any) -> Request:
-        """As `question`, where some part of it is a coroutine function."""
+        """Like `question`, but await the functions that are coroutine functions."""
         key = await _value(self.key, request)
         if key is None:
             key = self.address(request).encode()
@@ -229,14 +229,14 @@ class RequestLimit(Generic[AnyLimiter]):
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()
-"""Every limit there is, so that a test can substitute all their limiters."""
+"""Every existing limit, so that a test can replace their limiters."""
 
 substitutes: list[Callable[[Any], Any]] = []
-"""What a test makes of each limiter, innermost last."""
+"""Functions with which tests replace each limiter, innermost last."""
 
 
 def rule_of(limit: object, kind: type) -> str | Rule:
-    """Return a rule, or what stands for one; anything else should have been a limiter of this kind."""
+    """Return a rule or its text; raise `ConfigError` that names the expected limiter class for anything else."""
     expected = f"a rule like '5/minute' or a limiter of type {kind.__name__}"
     return check_kind("a limit", limit, str | Rule, expected)  # type: ignore[return-value]
 
@@ -244,12 +244,12 @@ def rule_of(limit: object, kind: type) -> str | Rule:
 def on_scope(
     options: RequestOptions, scope_of: Callable[[Any], Any], peer_of: Callable[[Any], str | None]
 ) -> RequestOptions:
-    """Return options whose functions take a framework's request; those that take a scope are handed its scope.
+    """Return options whose functions take a framework's request; functions of a scope receive the request's scope.
 
     Args:
-        options: The options, as they were given.
-        scope_of: From a request to its scope.
-        peer_of: From a request to the address that is connected: mostly there is no more to look at.
+        options: The options, as passed by the user.
+        scope_of: Returns the scope of a request.
+        peer_of: Returns the peer address of a request; usually nothing else is needed.
     """
 
     def seen(part: Any) -> Any:
@@ -267,10 +267,10 @@ def on_scope(
 
 
 class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
-    """An application, and the limit of all requests to it."""
+    """A wrapped application, and the limit of all requests to it."""
 
     kind: type[AnyLimiter]
-    """What decides: `Limiter` or `AsyncLimiter`."""
+    """The class of the limiter: `Limiter` or `AsyncLimiter`."""
 
     def __init__(
         self,
@@ -291,18 +291,18 @@ class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:
-    """Return what reads a clock for fields; of the wall clock, what it reads itself, as every request does."""
+    """Return a function that reads a clock in nanoseconds; for the wall clock, the underlying system function."""
     return time.time_ns if type(clock) is WallClock else lambda: clock.now_us() * 1000
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:
-    """Return what says whether a scope has one of these paths; `None` without any."""
+    """Return a function that tells whether a scope has one of these paths; `None` for an empty collection."""
     exempt = frozenset(check_list("exempt=", paths, str, "['/health'], or a function"))
     return (lambda scope: scope["path"] in exempt) if exempt else None
 
 
 def _one_function(key: Keys, address: Callable[[Any], str], limiter: object) -> Callable[[Any], Any]:
-    """Return a key function; of one for each scope, the one that returns the mapping of their keys."""
+    """Return a key function; for one function per scope of the rules, a function that returns all keys as a mapping."""
     given = key if isinstance(key, Mapping) else {"": key}
     for function in given.values():
         check_function("key=", function)
@@ -324,11 +324,11 @@ def _one_function(key: Keys, address: Callable[[Any], str], limiter: object) -> 
 
 
 def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> None:
-    """Refuse a fixed cost with which no request would ever be admitted."""
+    """Raise `ConfigError` for a fixed cost with which no request would ever be admitted."""
     if callable(cost):
         return
     limiter = limiter.current
-    costs = limiter.units.costs(cost)  # type: ignore[arg-type]  # says what is wrong with it
+    costs = limiter.units.costs(cost)  # type: ignore[arg-type]  # raises if the cost is not valid
     each = costs if isinstance(costs, tuple) else (costs,) * len(limiter.rules)
     for units in each:
         check_whole(units)
@@ -342,7 +342,7 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:
     if count is None or (callable(count) and not is_async(count)):
         return count
-    # A coroutine function is refused: what it returns is true for every status.
+    # A coroutine function is not accepted: its result would be true for every status.
     return frozenset(check_statuses("count=", count, "[401, 403], or a function of the status")).__contains__
 
 

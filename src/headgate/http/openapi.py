@@ -32,11 +32,11 @@ PROBLEM_NAME = "RateLimitProblem"
 def add_refusals(
     document: dict[str, Any], operations: Iterable[tuple[str, str, list[RequestLimit[Any]]]]
 ) -> None:
-    """Add to each operation (path, method, its limits) how its limits may refuse; what is described already stays."""
+    """Add the refusal responses to each operation (path, method, its limits); existing descriptions are kept."""
     for path, method, limits in operations:
         operation = document.get("paths", {}).get(path, {}).get(method)
         if operation is None:
-            continue  # left out of the document
+            continue  # not part of the document
         responses = operation.setdefault("responses", {})
         responses.setdefault(str(TOO_MANY_REQUESTS), _refusal("Too many requests", _fields(limits)))
         if any(callable(limit.cost) for limit in limits):
@@ -66,10 +66,10 @@ _DESCRIPTIONS = {
     "Retry-After": "Seconds to wait; absent if waiting does not help.",
     "RateLimit-Policy": "What is allowed, as a structured field.",
     "RateLimit": "What is left, as a structured field.",
-    "RateLimit-Limit": "The most that is allowed.",
-    "RateLimit-Remaining": "What is left of it.",
-    "RateLimit-Reset": "Seconds until all of it is there again.",
-    "X-RateLimit-Limit": "The most that is allowed.",
-    "X-RateLimit-Remaining": "What is left of it.",
-    "X-RateLimit-Reset": "When all of it is there again.",
+    "RateLimit-Limit": "The maximum number of units.",
+    "RateLimit-Remaining": "The remaining units.",
+    "RateLimit-Reset": "Seconds until all units are available again.",
+    "X-RateLimit-Limit": "The maximum number of units.",
+    "X-RateLimit-Remaining": "The remaining units.",
+    "X-RateLimit-Reset": "The time when all units are available again.",
 }

@@ -1,10 +1,10 @@
 """Refusals as HTTP responses: status and body, in the form that the client prefers. Pure.
 
-    429  a quota is used up: problem type `quota-exceeded`, with the names of the policies that said no
-    503  the store could not be asked, and what stands in for it refuses: `temporary-reduced-capacity`
+    429  a quota is used up: problem type `quota-exceeded`, with the names of the rules that refused
+    503  the store is unreachable and the failure policy refuses: `temporary-reduced-capacity`
     413  the request costs more than a rule ever admits at once; waiting does not help, so there is no `Retry-After`
 
-The body is a problem document (RFC 9457), unless `Accept` prefers plain text. Members beyond the RFC's: the draft's
+The body is a problem document (RFC 9457), unless `Accept` prefers plain text. Members beyond the RFC: the draft's
 `violated-policies`, and `retry_after`, because a script in a browser often cannot read the header field.
 """
 
@@ -35,7 +35,7 @@ _OFFERED = (
 )
 
 _LONGEST_ACCEPT = 1024
-"""A longer field is not worth reading; its sender gets the default."""
+"""Longer fields are not parsed; the sender gets the default form."""
 
 
 class Answer(NamedTuple):
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
     @property
     def headers(self) -> list[TextField]:
-        """The fields as text, as most frameworks take them."""
+        """The fields as text, the form that most frameworks use."""
         return [(name.decode().title(), value.decode()) for name, value in self.fields]
 
 
@@ -56,7 +56,7 @@ def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = N
 
     Args:
         decision: The refusal.
-        names: What its rules are called in fields, in order.
+        names: The names of its rules in fields, in order.
         accept: The request's `Accept` field.
     """
     media_type = preferred(accept)
@@ -76,7 +76,7 @@ def _violated(decision: Decision, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def too_costly(error: CostTooHigh, accept: bytes | None = None) -> Answer:
-    """Return the response to a request that no waiting would admit."""
+    """Return the response to a request whose cost can never be admitted."""
     media_type = preferred(accept)
     detail = f"This request costs {error.cost} units; at most {error.capacity} are admitted at once."
     if media_type is TEXT:
@@ -99,12 +99,12 @@ def problem(
 
     Args:
         status: The status.
-        detail: What is wrong, for a person.
-        title: What kind of problem it is, in words; by default those of the status.
-        kind: The same as a URI, the document's `type`.
-        members: What the document says besides.
+        detail: A description of the problem for people.
+        title: A short title; by default the phrase of the status.
+        kind: The document's `type`, a URI.
+        members: Additional members of the document.
         retry_after: Whole seconds for the field `Retry-After`.
-        media_type: How the document is labelled.
+        media_type: The media type of the document.
     """
     title = HTTPStatus(status).phrase if title is None else title
     document = {"type": kind, "title": title, "status": status, "detail": detail, **(members or {})}
@@ -116,15 +116,15 @@ def problem(
 
 @lru_cache(maxsize=256)
 def _template(violated: tuple[str, ...], degraded: bool, ends: bool, as_text: bool) -> bytes:
-    """Return a body, with `%d` where the seconds belong if waiting ends it.
+    """Return a body, with `%d` in place of the seconds if waiting helps.
 
-    Writing JSON takes longer than deciding, and a flood is the wrong time for it.
+    Cached, because encoding JSON takes longer than a decision, and refusals come in floods.
     """
     detail = "Requests cannot be counted at the moment." if degraded else "Too many requests."
     if ends:
         detail += " Try again in %d s."
     elif not degraded:
-        detail += " No waiting will change that."
+        detail += " Waiting does not help."
     if as_text:
         return f"{detail}\n".encode()
     title = (
@@ -147,9 +147,9 @@ def _answer(status: int, media_type: bytes, body: bytes) -> Answer:
 
 
 def preferred(accept: bytes | None) -> bytes:
-    """Return which of the forms of a body an `Accept` field likes best; a problem document if it likes none.
+    """Return the form of a body that an `Accept` field prefers; a problem document if it accepts none of them.
 
-    RFC 9110 lets a server answer in a form that was not asked for, and a refusal must be answered.
+    RFC 9110 permits a response in a form that the client does not accept, and a refusal must be answered.
     """
     if not accept or accept == b"*/*" or len(accept) > _LONGEST_ACCEPT:
         return PROBLEM_JSON
@@ -161,7 +161,7 @@ def _negotiate(accept: bytes) -> bytes:
     ranges = list(_media_ranges(accept.lower()))
     best, best_quality = PROBLEM_JSON, 0.0
     for media_type, kind, subtype in _OFFERED:
-        # The most specific range that covers a type says how welcome it is.
+        # The most specific range that covers a type determines its weight.
         for wanted in ((kind, subtype), (kind, b"*"), (b"*", b"*")):
             qualities = [quality for media_range, quality in ranges if media_range == wanted]
             if qualities:
@@ -185,7 +185,7 @@ def _media_ranges(accept: bytes) -> Iterator[tuple[tuple[bytes, bytes], float]]:
 
 
 def _quality(value: bytes) -> float:
-    """Return a weight; 0, that is "not wanted", for what is none."""
+    """Return a weight; 0 ("not acceptable") if the value is not a valid weight."""
     if not value.replace(b".", b"", 1).isdigit() or not value[:1].isdigit() or len(value) > 5:
         return 0.0
     return min(float(value), 1.0)

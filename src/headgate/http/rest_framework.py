@@ -5,10 +5,10 @@
     class ReportView(APIView):
         throttle_classes = [Reports]
 
-The body of a refusal is the framework's own; all responses of the view have the fields. Refusals that are raised, as by
-`guard`, are answered by the middleware `headgate.http.django.rate_limits`, which `count=` and `concurrent` rules need, too.
+The body of a refusal is the framework's own; all responses of the view carry the fields. Raised refusals (for example from
+`guard`) are answered by the middleware `headgate.http.django.rate_limits`, which `count=` and `concurrent` rules also need.
 
-A view with several throttles asks them in order. After a refusal, the throttles that follow are not charged. Throttles in
+The throttles of a view are checked in order. After a refusal, the throttles that follow are not charged. Throttles in
 `throttle_classes` replace limits of the site with `default=True`, like any limit of a view.
 """
 
@@ -20,11 +20,11 @@ from headgate import Limiter, Rule
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.errors import ConfigError, CostTooHigh
-from headgate.http.declared import MARK, DeclaredLimit
 from headgate.http.django import outer_exchange, scope_of
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_LARGE, UNAVAILABLE
+from headgate.http.view_limits import MARK, DeclaredLimit
 from headgate.http.wsgi import decide, is_preflight
 from headgate.stores import Store
 
@@ -42,21 +42,21 @@ def throttle(
     clock: Clock | None = None,
     **options: Unpack[RequestOptions],
 ) -> type[HeadgateThrottle]:
-    """Return a throttle class; all views that have it count together.
+    """Return a throttle class; all views that use it share one count.
 
-    The arguments are those of `headgate.http.django.limit`. On a given store it needs a name.
+    The arguments are those of `headgate.http.django.limit`. On a shared store it needs a name.
     """
     if store is not None and not name:
         raise ConfigError(
-            "a throttle on a given store needs a name=, to tell its counts from those of others"
+            "a throttle on a given store needs a name=, to keep its counts separate from others"
         )
     seen = on_scope(options, scope_of, lambda request: request._request.META.get("REMOTE_ADDR"))
     declared = DeclaredLimit(rules, False, name, store, clock, seen)
     return type("Throttle", (HeadgateThrottle,), {"limit": declared.limit_for(Limiter), MARK: (declared,)})
 
 
-class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
-    """A throttle that asks a limiter; made by `throttle`."""
+class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # untyped base class
+    """A throttle that checks a limiter; created by `throttle`."""
 
     limit: Any
     _wait: float | None = None
@@ -66,12 +66,10 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
         limit = self.limit
         if is_preflight(request._request.META) or (limit.exempt is not None and limit.exempt(request)):
             return True
-        exchange = outer_exchange(
-            request._request
-        )  # the META of the framework's request is found by a detour
+        exchange = outer_exchange(request._request)  # reading META through the framework's request is slower
         before = getattr(view, "headgate_asked", ()) if exchange is None else exchange.asked
         if before and not before[-1][1].allowed:
-            return True  # REST framework asks every throttle, also after a refusal
+            return True  # REST framework calls every throttle, even after a refusal
         try:
             asked = decide(limit, request, exchange)
         except CostTooHigh as error:
@@ -80,7 +78,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
             exchange.asked.append(asked)
         else:
             every = view.headgate_asked = [*before, asked]
-            put_fields(view.headers, every)  # the view puts them on its response
+            put_fields(view.headers, every)  # the view copies them to its response
         decision = asked[1]
         if decision.allowed:
             return True

@@ -1,11 +1,11 @@
-"""Help for testing an application with limits: switch them off, give them a clock, start afresh.
+"""Helpers for testing an application with limits: switch them off, set their clock, or reset their counts.
 
     with limits_off(): ...                      every limit admits everything
     with fresh_limits(clock=clock): ...         every limit counts from zero, in memory, by this clock
 
-With pytest, the fixture `headgate_limits` is such a block; without, `headgate.testing.frozen_limits` is. They reach every
-limit of the process, wherever it was made, also those made inside of the block; nothing in the application has to know.
-When the block ends, all is as it was before: whatever was counted inside is forgotten, and no store was asked.
+With pytest, use the fixture `headgate_limits` for such a block; without pytest, `headgate.testing.frozen_limits`. They apply
+to every limit of the process, including limits created inside the block; the application needs no changes. At the end of the
+block the previous state is restored: counts made inside are discarded, and no store was contacted.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ __all__ = ["FreshLimits", "fresh_limits", "limits_off"]
 
 
 class FreshLimits:
-    """The limits inside of a `fresh_limits` block."""
+    """The limits inside a `fresh_limits` block."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = check_clock(clock)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass for them; they need a clock that can do so, a `FakeClock`."""
+        """Advance the clock of the limits; it must be a `FakeClock`."""
         advance = getattr(self._clock, "advance", None)
         if advance is None:
-            raise ConfigError("these limits go by real time; give fresh_limits a FakeClock")
+            raise ConfigError("these limits use real time; pass fresh_limits a FakeClock")
         advance(seconds)
 
     def reset(self) -> None:
-        """Forget everything that was counted."""
+        """Reset all counts."""
         for limit in list(all_limits):
             limit.substitute(self.substitute(limit.limiter))
 
     def substitute(self, limiter: Any) -> Any:
-        """Return a limiter that decides as this one does and has not counted anything yet."""
+        """Return a limiter with the same rules and no counts."""
         return limiter.in_memory(self._clock)
 
 
 @contextmanager
 def fresh_limits(*, clock: Clock | None = None) -> Iterator[FreshLimits]:
-    """Let every limit count from zero, in memory of its own, for the length of a block.
+    """Make every limit count from zero, in separate memory, inside the block.
 
     Args:
-        clock: Where time comes from, a `headgate.testing.FakeClock` for instance; by default real time.
+        clock: The clock to use, for example a `headgate.testing.FakeClock`; by default real time.
     """
     fresh = FreshLimits(clock)
     with _substituted(fresh.substitute):
@@ -60,7 +60,7 @@ def fresh_limits(*, clock: Clock | None = None) -> Iterator[FreshLimits]:
 
 @contextmanager
 def limits_off() -> Iterator[None]:
-    """Let every limit admit everything, for the length of a block."""
+    """Make every limit admit everything inside the block."""
     with _substituted(lambda limiter: AsyncLimiter() if isinstance(limiter, AsyncLimiter) else Limiter()):
         yield
 
@@ -79,4 +79,4 @@ def _substituted(substitute: Callable[[Any], Any]) -> Iterator[None]:
             if limit in before:
                 limit.substitute(before[limit])
             else:
-                limit.renew()  # made inside of the block, and perhaps still inside of another one
+                limit.renew()  # created inside this block, possibly inside an outer one

@@ -2,8 +2,8 @@
 
     app = RateLimitMiddleware(app, "100/minute")
 
-As `headgate.http.asgi`, for threads. Key, cost, tier and quota see the request as an ASGI scope, with the WSGI environment
-under `"wsgi"`, so that the same key functions serve both.
+The counterpart of `headgate.http.asgi` for threads. Key, cost, tier and quota functions receive the request as an ASGI
+scope, with the WSGI environment under `"wsgi"`, so the same key functions work for both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
 from headgate.http.headers import Asked, Field, TextField, all_fields, replaced
 from headgate.http.limit import LimitMiddleware, RequestLimit
 from headgate.http.problems import Answer, too_costly
-from headgate.http.steps import run
+from headgate.http.sync_async import run
 
 __all__ = ["RateLimitMiddleware"]
 
@@ -28,14 +28,14 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 EXCHANGE = "headgate.exchange"
-"""Where an environment has its exchange."""
+"""Environment key under which the exchange is stored."""
 
 
 class RateLimitMiddleware(LimitMiddleware[Limiter, App]):
-    """Asks a limiter about every request, and answers those that it refuses.
+    """Check every request against a limiter, and answer the refused ones.
 
-    The arguments are those of `headgate.http.asgi.RateLimitMiddleware`, with a `Limiter`. Functions see a scope made of the
-    environment, which is under `"wsgi"`, and cannot be awaited.
+    The arguments are those of `headgate.http.asgi.RateLimitMiddleware`, with a `Limiter`. Functions receive a scope built
+    from the environment, which is under `"wsgi"`, and cannot be coroutine functions.
     """
 
     kind = Limiter
@@ -60,7 +60,7 @@ class RateLimitMiddleware(LimitMiddleware[Limiter, App]):
 def respond(
     environ: Environ, start_response: StartResponse, app: Callable[[StartResponse], Iterable[bytes]]
 ) -> Iterable[bytes]:
-    """Begin an exchange, let an application answer in it, and end it when the response is sent."""
+    """Create an exchange, call the application in it, and end it when the response is sent."""
     exchange = environ[EXCHANGE] = WSGIExchange(start_response)
     try:
         try:
@@ -78,24 +78,24 @@ def respond(
 
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
-    """Start a response of ours, and return its body."""
+    """Start the response for an answer, and return its body."""
     start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.headers)
-    # A body that a HEAD does not have would be taken for the next response.
+    # A HEAD response has no body; the client would read it as the next response.
     return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
 
 
 class WSGIExchange(Exchange[Limiter]):
-    """An exchange whose response is started with a function."""
+    """An exchange that calls a function to start the response."""
 
     __slots__ = ()
 
     def ask(self, limit: RequestLimit[Limiter], environ: Environ, request: Any) -> Answer | None:
-        """Ask a limit about the request, and return the answer to send if it is not admitted. A preflight is not counted.
+        """Check the request against a limit, and return the answer to send if it is refused. Preflights are not counted.
 
         Args:
             limit: The limit.
-            environ: The request.
-            request: What the functions of the limit take.
+            environ: The request's environment.
+            request: The argument for the functions of the limit.
         """
         if is_preflight(environ):
             return None
@@ -107,7 +107,7 @@ class WSGIExchange(Exchange[Limiter]):
         return None if asked[1].allowed else self.refusal(accepted_by(environ))
 
     def start(self, status: str, headers: list[TextField], *exc_info: Any) -> Callable[[bytes], object]:
-        """Start the response, with the fields. An application may do so again, to report an error."""
+        """Start the response, with the fields. An application may call it again to report an error."""
         self.started = True
         if self.holds:
             self.settle(int(status[:3]))
@@ -117,28 +117,28 @@ class WSGIExchange(Exchange[Limiter]):
         return write
 
     def settle(self, status: int) -> None:
-        """Make final what was held."""
+        """Settle the holds with their final costs."""
         _settle_all(self.final_costs(status))
 
     def end(self) -> None:
-        """Free the places of the request, which is over."""
+        """Release the places when the request ends."""
         _settle_all(self.over())
 
 
 def decide(limit: RequestLimit[Limiter], request: Any, exchange: Exchange[Any] | None) -> Asked:
-    """Ask a limit about a request; what is held until its response is kept in the exchange.
+    """Check a request against a limit; holds are kept in the exchange until the response.
 
     Raises:
-        CostTooHigh: The limit never admits so much.
-        ConfigError: Something has to be held, and there is no exchange.
+        CostTooHigh: The cost exceeds what the limit ever admits.
+        ConfigError: A hold is needed but there is no exchange.
     """
     question = limit.question(request)
-    version = limit.version  # once: the limiter's policy may change while it decides
+    version = limit.version  # read once: the limiter's policy may change while it decides
     quotas = run(version.own_quotas(question, request)) if version.quotas else None
     if version.holds:
         if exchange is None:
             raise ConfigError(
-                "count= and concurrent rules need a middleware, as headgate.http.django.rate_limits"
+                "count= and concurrent rules need a middleware, such as headgate.http.django.rate_limits"
             )
         quota = version.by_name(quotas)
         hold = version.limiter.hold(question.key, question.cost, tier=question.tier, quota=quota)
@@ -160,7 +160,7 @@ def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
 
 
 class EndingBody:
-    """The body of a response, whose end is that of the request: servers close it, whatever happens."""
+    """A response body that ends the exchange when it is closed; WSGI servers always close it."""
 
     def __init__(self, body: Iterable[bytes], exchange: WSGIExchange) -> None:
         self._body = body
@@ -197,7 +197,7 @@ def accepted_by(environ: Environ) -> bytes:
 
 
 class WSGIScope(dict[str, Any]):
-    """A WSGI environment as an ASGI scope; header fields are collected when they are first read."""
+    """A WSGI environment as an ASGI scope; header fields are collected on first access."""
 
     def __init__(self, environ: Environ) -> None:
         peer = environ.get("REMOTE_ADDR")
@@ -218,4 +218,4 @@ class WSGIScope(dict[str, Any]):
             for key, value in self["wsgi"].items()
             if key.startswith("HTTP_")
         ]
-        return self["headers"]  # type: ignore[no-any-return]  # just put there
+        return self["headers"]  # type: ignore[no-any-return]  # set above

@@ -1,4 +1,4 @@
-"""Observation: metrics, logs, and credentials kept out of both.
+"""Observability: metrics, logs, and redaction of credentials.
 
 - `headgate.observe.logs`: LogHook, one line per refusal
 - `headgate.observe.prometheus`: PrometheusHook, for prometheus_client

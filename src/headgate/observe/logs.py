@@ -1,4 +1,4 @@
-"""Decisions in the log."""
+"""Log lines for decisions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ DEFAULT_RATE = token_bucket("10/s", burst=50)
 
 
 class LogHook(Hook):
-    """Writes a line per refusal and per failure of the store, and, at DEBUG, one per admission.
+    """Log one line per refusal and per store failure, and, at DEBUG, one per admission.
 
         WARNING refused limiter=login key=5f0c9a2e cost=1 tier=- rule=sliding_window/1m remaining=0 retry_after=12.5 …
 
-    Everything in the line is also in the record's `extra`, under the same names with `headgate_` before them. Under a flood
-    lines are limited, too: those beyond the rate are swallowed, and the next line says how many.
+    Every value in the line is also in the record's `extra`, under the same name with the prefix `headgate_`. Lines about
+    refusals are rate-limited: lines beyond the rate are dropped, and the next line contains the number of dropped lines.
 
     Args:
-        logger: Where to; by default the logger `headgate.decisions`.
-        level: Of refusals.
-        rate: How many lines about refusals; `None` for all.
-        keys: What to show of keys, which may be addresses or credentials: a digest that tells them apart while this
-            process runs, the key itself, or nothing.
-        clock: Where the time of the rate comes from.
+        logger: The logger; by default `headgate.decisions`.
+        level: The level of refusals.
+        rate: The rate of lines about refusals; `None` logs all.
+        keys: How keys are shown, which may be addresses or credentials: as a digest that is stable within this process, in
+            plain text, or not at all.
+        clock: The clock for the rate.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LogHook(Hook):
         check_kind("logger", logger, logging.Logger | logging.LoggerAdapter | None, "what getLogger returns")
         self.logger = logger or logging.getLogger("headgate.decisions")
         self.swallowed = 0
-        """Lines swallowed since the last one that was written."""
+        """The number of lines dropped since the last written line."""
         self._level = level
         self._keys: Literal["digest", "plain", "none"] = keys
         self._salt = secrets.token_bytes(16)
@@ -101,7 +101,7 @@ class LogHook(Hook):
 
 
 def shown_key(key: Key | None, how: Literal["digest", "plain", "none"], salt: bytes) -> str:
-    """Return what to show of a key, which may be an address or a credential: `-` if it is nothing."""
+    """Return the text to show for a key, which may be an address or a credential; `-` if nothing is shown."""
     if key is None or how == "none":
         return "-"
     if isinstance(key, Mapping):
@@ -113,7 +113,7 @@ def shown_key(key: Key | None, how: Literal["digest", "plain", "none"], salt: by
 
 
 def _word(fact: object) -> str:
-    """Return a value as one word of a log line: as its repr if it has spaces, quotes, `=` or control characters."""
+    """Return a value as one word of a log line: its repr if it has spaces, quotes, `=` or control characters."""
     text = str(fact)
     return text if text.isprintable() and not set(text) & set(" \"'=") else repr(text)
 

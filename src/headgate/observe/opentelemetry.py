@@ -4,8 +4,8 @@
     limiter = Limiter("5/minute", name="login", hooks=[telemetry])
 
 One hook serves all limiters. The metrics are those of `headgate.observe.prometheus`, except overloads and the most refused
-keys, and an exporter to Prometheus gives them the same names. Attributes have few values, and no key is among them, unless
-spans are asked to show keys.
+keys; an exporter to Prometheus gives them the same names. Attributes have few distinct values and never include a key,
+except in spans with `keys=`.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ __all__ = ["OpenTelemetryHook"]
 Attributes = dict[str, str | bool | int | float]
 
 _TAKEN: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The meters that hooks have. The SDK keeps the first hook's callbacks, and silently drops those of a second one."""
+"""Meters already used by a hook. The SDK keeps the first hook's callbacks and silently drops those of a second hook."""
 
 
 class OpenTelemetryHook(Hook):
-    """Counts decisions, times stores, and adds a span for each call to the trace that it is part of.
+    """Count decisions, time stores, and add a span for each call to the current trace.
 
-        headgate.decisions{limiter, rule, outcome, degraded}      rule: the one that binds; outcome: admitted, refused
-        headgate.store{limiter, operation}                        histogram in seconds; degraded answers are not the store's
+        headgate.decisions{limiter, rule, outcome, degraded}      rule: the most restrictive; outcome: admitted, refused
+        headgate.store{limiter, operation}                        histogram in seconds; excludes degraded answers
         headgate.store.up{limiter}                                whether the store answered the last call
         headgate.store.errors{limiter, error.type}                calls that raised, by kind of error
         headgate.held_units{limiter}                              units of holds that are open in this process
-        headgate.memory.keys, headgate.memory.overflowed          of all memory stores together
+        headgate.memory.keys, headgate.memory.overflowed          totals of all memory stores
 
-    Checks are timed, but are no decisions. A span is named after the operation and the limiter, as `hit login`.
+    Checks are timed, but not counted as decisions. A span is named after the operation and the limiter, like `hit login`.
 
     Args:
-        meter_provider: Where metrics go; by default the one that is set for the process.
-        tracer_provider: Where spans go; by default the one that is set for the process.
-        spans: Whether there are spans. Without a trace that is recorded there are none in any case.
-        keys: What spans show of keys, which may be addresses or credentials: nothing, a digest that tells them apart while
-            this process runs, or the key itself.
+        meter_provider: The meter provider; by default the global one.
+        tracer_provider: The tracer provider; by default the global one.
+        spans: Whether to create spans. They are created only inside a recorded trace.
+        keys: How spans show keys, which may be addresses or credentials: not at all, as a digest that is stable within
+            this process, or in plain text.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class OpenTelemetryHook(Hook):
         meter = metrics.get_meter("headgate", meter_provider=meter_provider)
         if meter in _TAKEN:
             raise ConfigError(
-                "another OpenTelemetryHook has this meter provider; give all limiters the same hook, or each hook a "
-                "meter_provider= of its own"
+                "another OpenTelemetryHook uses this meter provider; give all limiters the same hook, or each hook a "
+                "separate meter_provider="
             )
         _TAKEN.add(meter)
         self._decisions = meter.create_counter(
-            "headgate.decisions", "{decision}", "Decisions, by the rule that binds."
+            "headgate.decisions", "{decision}", "Decisions, by the most restrictive rule."
         )
         self._seconds = meter.create_histogram(
-            "headgate.store", "s", "How long stores took.", explicit_bucket_boundaries_advisory=SECONDS
+            "headgate.store", "s", "Duration of store calls.", explicit_bucket_boundaries_advisory=SECONDS
         )
         self._errors = meter.create_counter("headgate.store.errors", "{call}", "Calls that raised.")
         self._held = meter.create_up_down_counter("headgate.held_units", "{unit}", "Units of open holds.")
@@ -130,7 +130,7 @@ class OpenTelemetryHook(Hook):
         self._add_span(call, seconds, found)
 
     def completed(self, call: Call, seconds: float, degraded: bool) -> None:
-        if call.operation != "refund":  # which ends the same way whether the store answered or not
+        if call.operation != "refund":  # a refund ends the same way whether the store answered or not
             self._up[call.limiter] = not degraded
         if not degraded:
             self._seconds.record(seconds, {"limiter": call.limiter, "operation": call.operation})
@@ -147,7 +147,7 @@ class OpenTelemetryHook(Hook):
         self._add_span(call, seconds, {"error.type": kind}, failed=isinstance(error, StoreError))
 
     def _add_span(self, call: Call, seconds: float, found: Attributes, *, failed: bool = False) -> None:
-        """Add a span for what has just been done to the trace of the caller."""
+        """Add a span for the finished call to the caller's trace."""
         if self._tracer is None or not trace.get_current_span().is_recording():
             return
         end = time.time_ns()

@@ -4,8 +4,8 @@
     limiter = Limiter("5/minute", name="login", hooks=[metrics])
     live = AsyncLivePolicy.from_file("headgate.toml", hooks=[metrics], shadow_hooks=[ShadowHook()])
 
-One hook serves all limiters. Labels have few values: the names of limiters and rules, never a key. Who is refused most can
-be shown on request (`top_keys=10`), and is then bounded, in the process and in every scrape.
+One hook serves all limiters. Labels have few distinct values: names of limiters and rules, never a key. The most refused
+keys can be exported on request (`top_keys=10`); their number is bounded, in the process and in every scrape.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _MOST_SHOWN = 1_000_000
 
 
 def all_processes(registry: CollectorRegistry) -> CollectorRegistry:
-    """Return what a process should show of its metrics: with several processes, the sums of all of them.
+    """Return the registry that a process should expose: with several processes, one with the sums over all of them.
 
-    They are several if `PROMETHEUS_MULTIPROC_DIR` names a folder that they share; it must do so when `prometheus_client`
-    is imported.
+    Several processes are assumed if `PROMETHEUS_MULTIPROC_DIR` names a shared folder; it must be set before
+    `prometheus_client` is imported.
     """
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return registry
@@ -56,22 +56,22 @@ def all_processes(registry: CollectorRegistry) -> CollectorRegistry:
 
 
 class PrometheusHook(Hook, Collector):
-    """Counts decisions and times stores.
+    """Count decisions and time stores.
 
-        headgate_decisions_total{limiter, rule, outcome, degraded}   rule: the one that binds; outcome: admitted, refused
-        headgate_store_seconds{limiter, operation}                   histogram; degraded answers are not the store's
+        headgate_decisions_total{limiter, rule, outcome, degraded}   rule: the most restrictive; outcome: admitted, refused
+        headgate_store_seconds{limiter, operation}                   histogram; excludes degraded answers
         headgate_store_up{limiter}                                   whether the store answered the last call
         headgate_store_errors_total{limiter, error}                  calls that raised, by kind of error
         headgate_held_units{limiter}                                 units of holds that are open in this process
-        headgate_memory_keys, headgate_memory_overflowed_total       of all memory stores together
+        headgate_memory_keys, headgate_memory_overflowed_total       totals of all memory stores
         headgate_store_overloads_total                               calls that this process could not send in time
         headgate_top_refused{limiter, key}                           only with top_keys
 
-    Checks are timed, but are no decisions: nothing was asked for.
+    Checks are timed, but not counted as decisions, because they take nothing.
 
     Args:
-        registry: Where to register; by default the one that `prometheus_client` serves.
-        top_keys: How many of the most refused keys to show. Each becomes a label, in plain text.
+        registry: The registry; by default the global registry of `prometheus_client`.
+        top_keys: The number of most refused keys to export. Each key becomes a label, in plain text.
         buckets: Bounds of the latency histogram, in seconds.
     """
 
@@ -87,13 +87,13 @@ class PrometheusHook(Hook, Collector):
         self._bounds = check_list("buckets", buckets, int | float, "[0.001, 0.01, 0.1]")
         self._decisions = Counter(
             "headgate_decisions",
-            "Decisions, by the rule that binds.",
+            "Decisions, by the most restrictive rule.",
             ["limiter", "rule", "outcome", "degraded"],
             registry=None,
         )
         self._seconds = Histogram(
             "headgate_store_seconds",
-            "How long stores took.",
+            "Duration of store calls.",
             ["limiter", "operation"],
             buckets=self._bounds,
             registry=None,
@@ -120,23 +120,23 @@ class PrometheusHook(Hook, Collector):
         self._healths: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._shown = top_keys
         self._refused: TopKeys[tuple[str, str]] = TopKeys(max(1, top_keys * _FOLLOWED_PER_SHOWN))
-        # Finding the child of some labels takes longer than counting, so what was found once is kept.
+        # Looking up the child for a set of labels takes longer than counting, so children are cached.
         self._counters: dict[tuple[str, str, bool, bool], Counter] = {}
         self._timers: dict[tuple[str, str], Histogram] = {}
         self._known_up: dict[str, bool] = {}
         self._lock = watch(threading.Lock())
-        _register(registry, self, type(self).__name__)  # all at once, so that a refusal leaves nothing behind
+        _register(registry, self, type(self).__name__)  # all metrics or none
         watch(self)
 
     def after_fork_in_child(self) -> None:
-        """Say once more of each store whether it is up: the child's own figures begin at 0."""
+        """Set the store gauges again: in the child process they start at 0."""
         self._known_up.clear()
 
     def attached(self, limiter: Any) -> None:
         if hasattr(limiter.store, "overflowed"):
             self._stores.add(limiter.store)
         if limiter.store.remote:
-            # Of all limiters on that store, this figure is the same.
+            # All limiters on a store share this value.
             self._healths[limiter.store] = limiter.health
         self._held.labels(limiter.name)
         self._set_up(limiter.name, True)
@@ -150,9 +150,9 @@ class PrometheusHook(Hook, Collector):
             self._held.labels(call.limiter).inc(total(call.cost))
 
     def decided_alike(self, call: Call, decision: Decision, seconds: Sequence[float]) -> None:
-        """Count calls that differ in nothing but their keys and the seconds that they took; for code that collects them.
+        """Count calls that differ only in key and duration; for code that batches calls.
 
-        Neither holds nor the most refused keys are counted by it.
+        It updates neither held units nor the most refused keys.
         """
         self._set_up(call.limiter, not decision.degraded)
         if not decision.degraded:
@@ -165,13 +165,13 @@ class PrometheusHook(Hook, Collector):
         if len(seconds) == 1:
             timer.observe(seconds[0])
             return
-        # As `observe` does it, which takes a lock for each.
+        # Like `observe`, but without taking a lock for each value.
         timer._sum.inc(sum(seconds))
         for bucket, count in Tally(bisect_left(self._bounds, each) for each in seconds).items():
             timer._buckets[bucket].inc(count)
 
     def completed(self, call: Call, seconds: float, degraded: bool) -> None:
-        if call.operation != "refund":  # which ends the same way whether the store answered or not
+        if call.operation != "refund":  # a refund ends the same way whether the store answered or not
             self._set_up(call.limiter, not degraded)
         if not degraded:
             self._timer(call).observe(seconds)
@@ -185,11 +185,11 @@ class PrometheusHook(Hook, Collector):
             self._set_up(call.limiter, False)
 
     def describe(self) -> Iterable[Metric]:
-        """Return what a registry must not have from anyone else."""
+        """Return the metrics whose names must be unique in a registry."""
         return [described for metric in self._metrics for described in metric.describe()]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what was counted, and what is read only now: figures of stores, and the most refused keys."""
+        """Yield the counted metrics, and the values read at scrape time: store figures and the most refused keys."""
         for metric in self._metrics:
             yield from metric.collect()
         stores = list(self._stores)
@@ -207,7 +207,7 @@ class PrometheusHook(Hook, Collector):
         if self._shown:
             top = GaugeMetricFamily(
                 "headgate_top_refused",
-                "Refusals of the most refused keys, at least.",
+                "Refusals of the most refused keys (lower bound).",
                 labels=["limiter", "key"],
             )
             for labels, count in self._refused.top(self._shown):
@@ -216,7 +216,7 @@ class PrometheusHook(Hook, Collector):
 
     def _set_up(self, limiter: str, up: bool) -> None:
         if self._known_up.get(limiter) is not up:
-            with self._lock:  # so that what is known is what the gauge says
+            with self._lock:  # keeps the cached state and the gauge consistent
                 self._known_up[limiter] = up
                 self._up.labels(limiter).set(up)
 
@@ -237,22 +237,22 @@ class PrometheusHook(Hook, Collector):
 
 
 class ShadowHook(Hook):
-    """Counts what shadow rules would have decided; for the `shadow_hooks=` of a policy.
+    """Count the decisions of shadow rules; for the `shadow_hooks=` of a policy.
 
         headgate_shadow_decisions_total{limiter, rule, outcome}      outcome: admitted, refused, failed
 
-    A rule has failed if it could not be asked: the store was down, or the key lacks its scope. Which rule that was is not
-    always known; the label is empty then. A cost above what the rule holds is a refusal.
+    `failed` means that the rule could not be evaluated: the store was down, or the key lacks its scope. The label `rule` is
+    empty if the failing rule is unknown. A cost above the rule's capacity is a refusal.
 
     Args:
-        registry: Where to register; by default the one that `prometheus_client` serves.
+        registry: The registry; by default the global registry of `prometheus_client`.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         _check_registry(registry)
         self._decisions = Counter(
             "headgate_shadow_decisions",
-            "What shadow rules would have decided.",
+            "Decisions of shadow rules.",
             ["limiter", "rule", "outcome"],
             registry=None,
         )
@@ -278,8 +278,8 @@ def _register(registry: CollectorRegistry, collector: Collector, hook: str) -> N
         registry.register(collector)
     except ValueError as error:
         raise ConfigError(
-            f"the registry has these metrics already, probably those of another {hook}; give all limiters the same {hook}, "
-            f"or each {hook} a registry of its own: {hook}(CollectorRegistry())"
+            f"the registry already has these metrics, probably from another {hook}; give all limiters the same {hook}, "
+            f"or each {hook} a separate registry: {hook}(CollectorRegistry())"
         ) from error
 
 
@@ -287,5 +287,5 @@ def _label(key: Key | None) -> str:
     if isinstance(key, Mapping):
         return ",".join(f"{scope}:{_label(part)}" for scope, part in key.items())[:_LONGEST_LABEL]
     text = "" if key is None else key if isinstance(key, str) else repr(key)
-    # A label that cannot be encoded would take all other metrics down with it.
+    # One label that cannot be encoded would make the whole scrape fail.
     return text[:_LONGEST_LABEL].encode("utf-8", "backslashreplace").decode()

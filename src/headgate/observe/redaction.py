@@ -1,12 +1,11 @@
-"""Credentials out of text, and out of logs.
+"""Remove credentials from text and logs.
 
     redact("redis://ada:s3cret@db:6379/0")   ->   "redis://***@db:6379/0"
 
-Masked are user information in URLs of any scheme, values with a name like `password=…` or `"api_key": "…"`, and tokens
-after `Bearer` and `Basic`. A password may contain anything that people put there without encoding it: `@`, `:`, `/`, `?`,
-`#`, `%`, quotes, even spaces. In doubt, too much is masked rather than too little: user information ends at the last `@`
-that can belong to the URL. A sentence after a name and a colon (`API_KEY: must be set`) is left alone if its first word is a
-common one.
+Masked are user information in URLs of any scheme, named values like `password=…` or `"api_key": "…"`, and tokens after
+`Bearer` and `Basic`. A password may contain any character that people leave unencoded: `@`, `:`, `/`, `?`, `#`, `%`, quotes,
+even spaces. In doubt, too much is masked rather than too little: user information ends at the last `@` that can belong to
+the URL. A sentence after a name and a colon (`API_KEY: must be set`) is not masked if it starts with a common word.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from headgate._checks import check_list
 from headgate.errors import ConfigError
 
 MASK = "***"
-"""What stands in place of a credential."""
+"""The replacement for a credential."""
 
 _LONGEST = 4096
-"""How far user information may reach, so that a long line does not take the square of its length."""
+"""The maximum length of user information, to avoid quadratic time on long lines."""
 
 _SCHEME = r"[a-z][a-z0-9+.-]{0,30}"
 _URL = re.compile(rf"(?:(?<![a-z0-9+.-])({_SCHEME}):|(?<![\w:/\\]))(?:\\?/){{2}}", re.IGNORECASE)
 _NEXT_URL = re.compile(rf"(?<=[\s,;|\"'<>()\[\]{{}}=]){_SCHEME}:(?:\\?/){{2}}", re.IGNORECASE)
 _ENCODED_URL = re.compile(rf"({_SCHEME}%3a(?:%2f){{2}})\S{{0,{_LONGEST}}}%40", re.IGNORECASE)
-# With a slash too few, or the wrong ones; with none at all only where a scheme is that of a store.
+# URLs with missing or wrong slashes; a scheme without any slash only if it is the scheme of a store.
 _MISSPELT_URL = re.compile(
     rf"(?<![a-z0-9+.-])({_SCHEME}:(?:/(?!\\?/)|\\{{1,4}}(?!/))|(?:redis|valkey|postgres)[a-z+]{{0,12}}:)(?![/\\])"
     r"[^\s@/]{0,256}:\S{1,256}@",
     re.IGNORECASE,
 )
-# Without a scheme it takes a host with a port behind the `@` to tell a password from anything else.
+# Without a scheme, only a host with a port after the `@` distinguishes a password from other text.
 _NO_SCHEME = re.compile(r"(?<![\w.+@/*-])[\w.+-]{0,64}:[^\s@/]{1,256}@(?=[\w.-]{1,255}:\d)")
 
 _WEB_SCHEMES = frozenset({"http", "https", "ws", "wss"})
 _HOST = re.compile(r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)(?::\d{1,5})?", re.IGNORECASE)
 _PASSWORD_FOLLOWS = re.compile(r"(?!\[)[^\s/@:]*:(?!\d{1,5}(?:[\s/?#,;)'\"]|$))\S")
 
-# First words of sentences about a value, as in `API_KEY: must be set`.
+# First words of sentences about a value, like `API_KEY: must be set`.
 _SENTENCE = (
     r"(?!\s{1,4}(?:an?|the|this|that|these|those|it|its|you|your|we|they|no|not|none|nothing|only|either|neither|one|"
     r"is|are|was|were|be|has|have|had|does|do|did|must|may|might|can|cannot|could|should|shall|will|would|"
@@ -82,11 +81,11 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
     Args:
         text: Anything, usually one line of a log.
-        secrets: Texts to mask wherever they stand, also percent-encoded: a password that was given apart from its URL.
+        secrets: Texts to mask everywhere, also percent-encoded, like a password that is not part of a URL.
     """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, MASK).replace(quote(secret, safe=""), MASK)
-    # URLs first: a password may look like a named value.
+    # URLs first, because a password may look like a named value.
     if "//" in text or "/\\/" in text:
         text = "".join(_without_user_information(text))
     text = _ENCODED_URL.sub(lambda match: f"{match[1]}{_mask_of(match[0])}%40", text)
@@ -98,10 +97,10 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _mask_of(user_information: str) -> str:
-    """Return what to write for user information.
+    """Return the mask for user information.
 
-    In `//h:1?password=a@b`, the `@` may also be part of a value. It is then left to the rule for named values to mask the
-    rest of that.
+    In `//h:1?password=a@b`, the `@` may also belong to a value. The rule for named values then masks the rest of that
+    value.
     """
     return f"{MASK}?password=" if _ENDS_IN_NAMED.search(user_information) else MASK
 
@@ -116,7 +115,7 @@ def _without_user_information(text: str) -> Iterator[str]:
     done = 0
     for match in _URL.finditer(text):
         if match.start() < done:
-            continue  # inside of a password
+            continue  # inside a password
         end = _user_information_end(text, match)
         if end is not None:
             yield text[done : match.end()]
@@ -126,13 +125,13 @@ def _without_user_information(text: str) -> Iterator[str]:
 
 
 def _user_information_end(text: str, match: re.Match[str]) -> int | None:
-    """Return where the `@` stands that ends the user information of a URL; `None` if it has none."""
+    """Return the position of the `@` that ends the user information of a URL; `None` if the URL has none."""
     start = match.end()
     line = re.split(r"[\r\n]", text[start : start + _LONGEST], maxsplit=1)[0]
     quote_mark = text[match.start() - 1 : match.start()]
     if quote_mark and quote_mark in "\"'`":
         quoted = line.partition(quote_mark)[0]
-        # A URL in quotes ends with them; unless that leaves it without a host, or in the middle of a password.
+        # A quoted URL ends at its quote, unless that cuts it before its host or inside a password.
         if not (quoted.endswith("@") or ("@" not in quoted and _PASSWORD_FOLLOWS.match(quoted))):
             return _end_within(quoted, match[1], start)
     following = _NEXT_URL.search(line)
@@ -140,14 +139,14 @@ def _user_information_end(text: str, match: re.Match[str]) -> int | None:
     if "@" in run:
         return _end_within(run, match[1], start)
     if match[1] and _PASSWORD_FOLLOWS.match(line):
-        # There is a password, but not in one piece: it goes on to the next piece with an `@`.
+        # The password contains spaces and continues up to the next word with an `@`.
         with_spaces = re.match(r"[^@]*@(?:\S*@)?", line)
         return start + with_spaces.end() - 1 if with_spaces else None
     return None
 
 
 def _end_within(url: str, scheme: str | None, start: int) -> int | None:
-    """Return where the user information ends in a URL without its scheme that begins at `start`."""
+    """Return where the user information ends in a URL given without its scheme, which starts at `start`."""
     last = url.rfind("@")
     if last < 0 or (scheme is None and ":" not in url[:last]):
         return None
@@ -159,25 +158,25 @@ def _is_in_path(url: str) -> bool:
     authority, *rest = re.split(r"(\\?/|[?#])", url, maxsplit=1)
     if "@" in authority or not _HOST.fullmatch(authority):
         return False
-    # After what may be a port, or else a name and the digits that a password begins with, only the usual `/@ada`.
+    # After a possible port, or a name and the first digits of a password, accept only the usual `/@ada`.
     return ":" not in authority or not re.search(r"[^/]@", "".join(rest))
 
 
 class RedactingFilter(logging.Filter):
-    """Masks credentials in everything that a record carries: message, arguments, exceptions with all that led to them.
+    """Mask credentials in a log record: in its message, arguments, exception and chained exceptions.
 
-    Add it to handlers, so that it sees the records of every logger: `handler.addFilter(RedactingFilter())`. What it
-    masks stays masked for the handlers that come after.
+    Add it to handlers, so that it sees the records of every logger: `handler.addFilter(RedactingFilter())`. Later handlers
+    receive the masked record.
 
     Args:
-        secrets: Texts to mask wherever they stand.
+        secrets: Texts to mask everywhere.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
         try:
             self._secrets = check_list("secrets", secrets, str, "['s3cret']")
-        except ConfigError:  # which shows them
+        except ConfigError:  # its message would show the secrets
             raise ConfigError("secrets is a list of texts, like ['s3cret']") from None
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -200,12 +199,12 @@ class RedactingFilter(logging.Filter):
         text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
         masked = redact(text, self._secrets)
         if masked != text:
-            # A formatter prints exc_text where there is one. The exception itself would give the secret away to any
-            # that looks at it instead.
+            # A formatter prints exc_text if it is set. Remove the exception itself: a formatter that reads it would show
+            # the secret.
             record.exc_text, record.exc_info = masked, None
 
     def _masked(self, value: Any) -> Any:
-        """Return what somebody has attached to a record, masked if its text has credentials in it."""
+        """Return an attribute of a record, masked if its text contains credentials."""
         if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, Mapping):

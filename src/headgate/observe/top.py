@@ -1,4 +1,4 @@
-"""Who is busiest, in bounded memory."""
+"""Find the busiest keys in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TopKeys(Generic[K]):
-    """Counts that follow the busiest keys only, however many there are (Misra and Gries, 1982).
+    """Approximate counts of the busiest keys among any number of keys (Misra and Gries, 1982).
 
-    A key with more than 1/(capacity + 1) of everything counted is certain to be among them. Its count is too low by at
-    most that share, never too high. Adding costs the same on average whatever the number of keys.
+    A key with more than 1/(capacity + 1) of the total is guaranteed to be included. Its count is too low by at most that
+    share, never too high. The average cost of `add` does not depend on the number of keys.
 
     Args:
-        capacity: How many keys are followed at once.
+        capacity: The number of keys counted at once.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -30,7 +30,7 @@ class TopKeys(Generic[K]):
         self._lock = watch(threading.Lock())
 
     def add(self, key: K, count: int = 1) -> None:
-        """Count for a key."""
+        """Add to the count of a key."""
         with self._lock:
             counts = self._counts
             if key in counts:
@@ -48,7 +48,7 @@ class TopKeys(Generic[K]):
         return sorted(counts, key=lambda item: -item[1])[:number]
 
     def _make_room(self, key: K, count: int) -> None:
-        # What everybody has in common says nothing about who is busiest, and goes.
+        # Misra-Gries: subtract the minimum from all counts.
         common = min(count, min(self._counts.values()))
         self._counts = {other: left for other, had in self._counts.items() if (left := had - common)}
         if count > common:

@@ -140,11 +140,13 @@ class FallbackLimiter:
 
     def ask(self, request: Request, error: StoreError) -> Answer:
         """Answer a request that the store failed to answer with this error."""
-        if isinstance(error, StoreUnavailable) and self.lost is None:
-            self.lost = request
         self.note_misconfiguration(error)
         algorithms = self._tiers.for_request(request)
         self._pick(request.key)
+        if (
+            isinstance(error, StoreUnavailable) and self.lost is None
+        ):  # a probe with an invalid key would never succeed
+            self.lost = request
         is_overload = isinstance(error, StoreOverloaded) and self._refuses_overload
         is_record = request.operation == "record"
         if is_record or not is_overload:

@@ -1,4 +1,4 @@
-"""The policy file: limiters, tiers, overrides and shadow rules, in TOML; read once, or followed as it changes."""
+"""Policy files: limiters, tiers, overrides and shadow rules in TOML, with reloading."""
 
 from headgate.policy._async.live import AsyncLivePolicy, AsyncPolicyLimiter, AsyncVersion
 from headgate.policy._sync.live import LivePolicy, PolicyLimiter, Version

@@ -1,7 +1,7 @@
 """Environment variables that replace single values of a policy file.
 
 `HEADGATE_LIMITERS__LOGIN__RULES` is `limiters.login.rules`: the path in capitals, its parts joined by two underscores, every
-character that is not a letter or digit written as one underscore.
+character that is not a letter or digit replaced by one underscore.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ TOKEN_KEYS = frozenset(field.name for field in fields(TokenPolicy))
 
 
 def replace_values(document: dict[str, Any], environment: Mapping[str, str]) -> dict[Path, str]:
-    """Replace values of a document by those of environment variables; return the variable of each path.
+    """Replace values of a document by environment variables; return the variable of each replaced path.
 
     Raises:
-        PolicyError: A variable may mean several values.
+        PolicyError: A variable is ambiguous.
     """
     replaced: dict[Path, str] = {}
     paths: dict[str, list[Path]] = {}
     for path in _replaceable(document):
         paths.setdefault(_variable(path), []).append(path)
-    for variable in sorted(paths.keys() & environment.keys()):  # a table before its values
+    for variable in sorted(paths.keys() & environment.keys()):  # tables before their values
         path, *others = paths[variable]
         if others:
             named = ", ".join(".".join(map(str, each)) for each in (path, *others))
             raise PolicyError(
-                f"environment variable {variable}: it may mean any of {named}; rename all but one"
+                f"environment variable {variable}: it is ambiguous, it may mean any of {named}; rename all but one"
             )
         if _put(document, path, _toml_or_text(environment[variable])):
             replaced[path] = variable
@@ -54,7 +54,7 @@ def replace_values(document: dict[str, Any], environment: Mapping[str, str]) -> 
 
 
 def variables_of(text: str) -> set[str]:
-    """Return the names of the environment variables that may set something in the policy of a text."""
+    """Return the names of all environment variables that can replace a value of a policy."""
     return {_variable(path) for path in _replaceable(tomllib.loads(text))}
 
 
@@ -76,7 +76,7 @@ def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _put(table: object, path: Path, value: object) -> bool:
-    """Put a value into nested tables; false if there is something else in its place, which reading it will report."""
+    """Put a value into nested tables; return false if a parent is not a table, which the reader reports later."""
     *towards, name = path
     for part in towards:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None

@@ -1,4 +1,4 @@
-"""A policy in plain words: its meaning, warnings about it, and the changes between two versions."""
+"""Descriptions of a policy: its meaning, warnings, and the changes between two versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEST_VARIABLES = "HEADGATE_TEST_"
 
 
 def explain(policy: Policy) -> str:
-    """Return the policy in plain words, a paragraph per limiter, and one for the server if there is something to say."""
+    """Return a description of the policy: a paragraph per limiter, and one for the server unless it has only defaults."""
     paragraphs = [list(_limiter(limiter)) for limiter in policy.limiters.values()]
     if policy.server != ServerPolicy():
         paragraphs.append(list(_server(policy.server)))
@@ -40,7 +40,7 @@ def explain(policy: Policy) -> str:
 
 
 def in_words(rule: Rule) -> str:
-    """Return what a rule allows to whom in plain words: `at most 5 in any minute for each key`."""
+    """Return a description of a rule: `at most 5 in any minute for each key`."""
     return f"{_quota(rule, rule.quota)} {_whose(rule.scope)}"
 
 
@@ -143,7 +143,7 @@ def _failure(on_store_error: OnStoreError) -> str:
 
 
 def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each valid setting that is probably not intended.
+    """Yield a warning for each valid setting that is probably a mistake.
 
     Args:
         policy: The policy.
@@ -184,7 +184,7 @@ def _limiter_warnings(limiter: LimiterPolicy) -> Iterator[str]:
 
 
 def describe_changes(old: Policy, new: Policy) -> list[str]:
-    """Return each change in a few words, without secrets."""
+    """Return a short description of each change, without secrets."""
     found = list(_changed_limiters(old.limiters, new.limiters))
     if server := list(_changed_server(old.server, new.server)):
         found.append(f"server: {', '.join(server)}")

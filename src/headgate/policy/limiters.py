@@ -87,5 +87,5 @@ class ReloadingLimiter(Generic[V]):
             if notify is not None:
                 try:
                     notify()
-                except Exception:  # noqa: BLE001  # the version is in force, whatever listeners make of it
+                except Exception:  # noqa: BLE001  # an error in a listener must not affect the policy
                     logger.exception("%r failed on a new policy", notify)

@@ -1,4 +1,4 @@
-"""The limiters of a policy that follows its file: all that is the same for threads and for coroutines."""
+"""Policies that follow their file: the code that threads and coroutines share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PolicyFile:
     """A policy file, and the variables that may replace single values.
 
     Attributes:
-        path: Where it is.
+        path: The path.
     """
 
     def __init__(self, path: str | Path, environment: Mapping[str, str] | None) -> None:
@@ -42,10 +42,10 @@ class PolicyFile:
         self._seen: tuple[str, str] | None = None
 
     def read(self) -> Policy:
-        """Return the policy that the file has now.
+        """Return the current policy of the file.
 
         Raises:
-            PolicyError: It cannot be read or used.
+            PolicyError: The file cannot be read or is invalid.
         """
         self._seen = text, problem = self._glance()
         if problem:
@@ -53,15 +53,15 @@ class PolicyFile:
         return parse_policy(text, str(self.path), self._environment)
 
     def forget(self) -> None:
-        """Take the file for changed until it is read again."""
+        """Make `has_changed` true until the file is read again."""
         self._seen = None
 
     def has_changed(self) -> bool:
-        """Return whether the file says something else than when it was read last."""
+        """Return whether the content of the file differs from the last read."""
         return self._glance() != self._seen
 
     def _glance(self) -> tuple[str, str]:
-        """Return the text and no error, or no text and the error that reading it raised."""
+        """Return the text and no error, or no text and the error."""
         try:
             return read_policy(self.path), ""
         except PolicyError as error:
@@ -69,7 +69,7 @@ class PolicyFile:
 
 
 class LiveLimiters(Unpicklable, Mapping[str, L]):
-    """The limiters of a policy by name, and the file that they follow; a subclass names its own types of them."""
+    """The limiters of a policy by name, and its file; subclasses define the types of limiters."""
 
     _version_type: ClassVar[Callable[..., Any]]
     """A limiter as one version of the policy describes it."""
@@ -115,15 +115,15 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         shadow_hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
     ) -> Self:
-        """Return the policy of a file, which `reload` and `watch` read again.
+        """Return the live policy of a file.
 
         Args:
             path: The file.
             environment: Variables that may replace single values, usually `os.environ`; by default none.
-            hooks: As for the class; so are the rest.
+            hooks: See the class, also for the other arguments.
 
         Raises:
-            PolicyError: The file cannot be read or used.
+            PolicyError: The file cannot be read or is invalid.
         """
         file = PolicyFile(path, environment)
         policy = file.read()
@@ -141,7 +141,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             raise KeyError(f"the policy has no limiter {name!r}; it has {listed(self._limiters)}") from None
 
     def get(self, name: object, default: Any = None) -> Any:
-        return self._limiters.get(name, default)  # type: ignore[call-overload]  # a mapping's own takes much longer
+        return self._limiters.get(name, default)  # type: ignore[call-overload]  # much faster than `Mapping.get`
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._limiters)
@@ -162,11 +162,11 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         self._listeners.append(tell)
 
     def watch_beside(self, candidates_for: Candidates) -> None:
-        """Add shadow rules that are not in the file, as candidates for the place of live rules; a reload keeps them.
+        """Add shadow rules that are not in the file, as candidates to replace live rules; a reload keeps them.
 
         Args:
             candidates_for: Called with the name and the live rules of each limiter; returns the candidates to add, by the
-                name of the live rule. Those that cannot be added are left out.
+                name of the live rule. Invalid candidates are skipped with a warning.
         """
         with self._reloading:
             self._beside = candidates_for
@@ -175,11 +175,11 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
     def reload(self) -> bool:
         """Read the file again, and return whether anything changed. Any thread may call it.
 
-        Limits apply at once to what has been counted already.
+        New limits apply at once, with the existing counts.
 
         Raises:
-            PolicyError: The file cannot be read or used, or this thread is reloading it already (from a signal handler);
-                everything stays as it was.
+            PolicyError: The file cannot be read or is invalid, or this thread is reloading it already (in a signal handler);
+                the previous policy stays in force.
         """
         file = self._followed()
         with self._reloading:
@@ -208,40 +208,40 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         except PolicyError as error:
             if str(error) != known:
                 logger.error("the policy stays as it was: %s", error)
-        except Exception as error:  # noqa: BLE001  # watching must go on, because the next file may be right
+        except Exception as error:  # noqa: BLE001  # keep watching: the next version of the file may be valid
             self.last_error = redact(repr(error))
             if self.last_error != known:
                 logger.exception("the policy stays as it was: unexpected error")
 
     def _followed(self) -> PolicyFile:
         if self._file is None:
-            raise PolicyError("this policy did not come from a file; make it with from_file")
+            raise PolicyError("this policy has no file; create it with from_file")
         return self._file
 
     def _renew(self, file: PolicyFile) -> list[str]:
-        """Put what the file says in force, and return what has changed."""
+        """Apply the current policy of the file, and return descriptions of the changes."""
         policy = file.read()
         lost = self.policy.limiters.keys() - policy.limiters.keys()
         if lost and not policy.allow_removal:
             names = ", ".join(map(repr, sorted(lost)))
             raise PolicyError(
-                f"{file.path}: {names} would be gone; if the file was not cut off, write allow_removal = true at its top"
+                f"{file.path}: {names} would be removed; if the file is complete, write allow_removal = true at its top"
             )
         changed = describe_changes(self.policy, policy)
         try:
             self._use(policy)
         except PolicyError as error:
-            file.forget()  # what is wrong is not in the file alone, so it is worth another try
+            file.forget()  # the cause may be outside of the file, so try again later
             raise PolicyError(f"{file.path}: {error}") from error
         return changed
 
     def _use(self, policy: Policy) -> None:
-        """Put a policy in force, or raise and change nothing."""
+        """Apply a policy, or raise and change nothing."""
         versions = {name: self._watched(limiter) for name, limiter in policy.limiters.items()}
-        # Everything is there; from here on nothing can fail.
+        # From here on nothing can fail.
         for name in self._limiters.keys() - versions.keys():
             logger.warning(
-                "limiter %r is no longer in the policy; code that still has it goes on as before", name
+                "limiter %r is no longer in the policy; code that still has it can use it unchanged", name
             )
         self._limiters = {name: self._limiter(version) for name, version in versions.items()}
         self.policy = policy
@@ -255,7 +255,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
                 shadow = (*policy.shadow, *added.values())
                 return self._version(replace(policy, shadow=shadow, candidate_for=names))
         except ConfigError as error:
-            logger.warning("limiter %r is not watched beside the file: %s", policy.name, error)
+            logger.warning("limiter %r: candidates were not added: %s", policy.name, error)
         return self._version(policy)
 
     def _version(self, policy: LimiterPolicy) -> Any:
@@ -265,14 +265,14 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             return before
         try:
             store = self._store(policy.store)
-            # A memory has the clock already; to any other store its time goes with every call.
+            # A memory store has the clock already; other stores receive its time with every call.
             clock = None if isinstance(store, MemoryStore) else self.clock
             return self._version_type(policy, store, clock, self._hooks, self._shadow_hooks, before)
         except HeadgateError as error:
             raise PolicyError(f"limiter {policy.name!r}: {redact(str(error))}") from error
 
     def _limiter(self, version: Any) -> Any:
-        """Return the limiter of a version, new or now deciding by it."""
+        """Return the limiter of a version: a new one, or the existing one with the new version."""
         limiter = self._ever.get(version.name)
         before = None if limiter is None else limiter.store
         if limiter is None:
@@ -295,7 +295,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         for tell in self._listeners:
             try:
                 tell()
-            except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
+            except Exception:  # noqa: BLE001  # an error in a listener must not affect the policy
                 logger.exception("%r failed when it was called for a new policy", tell)
 
 
@@ -312,7 +312,7 @@ class Watching:
     def stop(self) -> None:
         """Stop the thread and wait for its end. Any thread may call this, more than once."""
         self._stopping.set()
-        # A function that the thread calls for a new policy may stop it, too.
+        # A listener may call this method in the thread itself.
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

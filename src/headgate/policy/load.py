@@ -1,8 +1,8 @@
-"""Reading a policy: a TOML file, with single values replaced by environment variables.
+"""The parser of policies: TOML, with single values replaced by environment variables.
 
-    allow_removal = false            # a reload refuses a file that lost limiters, unless this says otherwise
+    allow_removal = false            # whether a reload may remove limiters
 
-    [store]                          # where limiters count that name no store of their own; memory by default
+    [store]                          # the default store of limiters; memory if it is missing
     url = "sqlite:///limits.db"
 
     [limiters.login]                 # the smallest limiter
@@ -14,12 +14,12 @@
       { quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } },
       { quota = "50/hour", name = "candidate", shadow = true },
       { quota = "20000/minute", unit = "tokens" },                              # requests by default
-      { kind = "concurrent", quota = 5, lease = "60s", tiers = { pro = 20 } },  # so many holds at once
+      { kind = "concurrent", quota = 5, lease = "60s", tiers = { pro = 20 } },  # at most 5 holds at once
       { kind = "calendar", quota = "10000/month", timezone = "Europe/Berlin" }, # UTC by default
     ]
     default_tier = "free"
     on_store_error = "open"          # or "closed", or { local = 0.25 }
-    on_overload = "refuse"           # or "policy", to answer as on_store_error says
+    on_overload = "refuse"           # or "policy", to apply on_store_error
     deadline = 0.25                  # seconds
     headers = "both"                 # or "ietf", "x-ratelimit", "none"
 
@@ -30,12 +30,12 @@
     [server]                         # of `headgate serve`
     port = 8080
     [server.tokens.gateway]
-    sha256 = "…"                     # 64 digits; `headgate token` makes a token and prints them
+    sha256 = "…"                     # 64 digits; `headgate token` creates a token and prints them
     may = ["decide"]                 # and "administer"
 
-`HEADGATE_LIMITERS__LOGIN__RULES='["10/minute"]'` replaces that one value: the path in capitals, its parts joined by two
-underscores, every character that is not a letter or digit written as one underscore. The value is read as TOML, or else
-as text.
+`HEADGATE_LIMITERS__LOGIN__RULES='["10/minute"]'` replaces that value: the path in capitals, its parts joined by two
+underscores, every character that is not a letter or digit replaced by one underscore. The value is parsed as TOML, or used
+as text if it is not valid TOML.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def load_policy(path: str | FilePath, environment: Mapping[str, str] | None = No
         environment: Variables that may replace single values; by default none.
 
     Raises:
-        PolicyError: The file cannot be read or used; the message begins with its name, line and column.
+        PolicyError: The file cannot be read or is invalid; the message begins with its name, line and column.
     """
     return parse_policy(read_policy(path), str(path), environment)
 
@@ -128,21 +128,21 @@ def read_policy(path: str | FilePath) -> str:
     """Return the text of a policy file.
 
     Raises:
-        PolicyError: It cannot be read.
+        PolicyError: The file cannot be read.
     """
     file = policy_path(path)
     try:
         if stat.S_ISREG(file.stat().st_mode):
             return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # not there, not text, or not even the name of a file
+    except (OSError, ValueError) as error:  # missing, not UTF-8, or not a valid path
         raise PolicyError(f"{path}: {error}") from error
-    # A pipe might keep us waiting for ever, and a device might never end.
+    # Reading a pipe or a device might never end.
     raise PolicyError(f"{path}: it is not a regular file")
 
 
 def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
-    """Return the policy of a text, as `load_policy` does of a file."""
-    if not isinstance(text, str):  # not shown: it may have passwords in it
+    """Return the policy of a text; see `load_policy`."""
+    if not isinstance(text, str):  # not shown: it may contain passwords
         raise ConfigError(f"parse_policy takes text, not {type(text).__name__}; load_policy reads a file")
     check_kind("environment", environment, Mapping | None, "a mapping like os.environ")
     try:
@@ -153,8 +153,8 @@ def parse_policy(text: str, source: str = "policy", environment: Mapping[str, st
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(text, source, error) from error
     except (RecursionError, ValueError) as error:
-        # Python reads, and writes, only so many of them.
-        raise PolicyError(f"{source}: there are brackets or digits without end: {error}") from error
+        # Python limits the depth of nesting and the number of digits.
+        raise PolicyError(f"{source}: too many nested brackets or digits: {error}") from error
 
 
 def _syntax_error(text: str, source: str, error: tomllib.TOMLDecodeError) -> PolicyError:
@@ -169,7 +169,7 @@ def _syntax_error(text: str, source: str, error: tomllib.TOMLDecodeError) -> Pol
 
 
 class _PolicyReader:
-    """Reads a document into a policy, and says where it went wrong."""
+    """Converts a document to a policy; errors contain the position in the file."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class _PolicyReader:
         return [_with_tiers(rule, tiers)], table.flag("shadow", False)
 
     def _kind_and_quota(self, table: _Section) -> tuple[Kind, Quota, Span | None]:
-        """Return the kind of a rule, its quota, and of a calendar what its windows are."""
+        """Return kind and quota of a rule, and the span of a calendar rule."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         kind = table.choice("kind", None, kinds) if "kind" in table.values else None
         if kind == "concurrent":
@@ -309,7 +309,7 @@ class _PolicyReader:
         by_name = {rule.name: rule for rule in rules}
         if unknown := quotas.values.keys() - by_name.keys():
             known = ", ".join(map(repr, by_name))
-            raise quotas.error(f"no rule is called {min(unknown)!r}; there is {known}", min(unknown))
+            raise quotas.error(f"no rule is called {min(unknown)!r}; the rules are {known}", min(unknown))
         return {name: quotas.quota_of(by_name[name], name) for name in quotas.values}
 
     def _override_key(self, table: _Section, rules: list[Rule]) -> object:
@@ -376,20 +376,20 @@ class _PolicyReader:
         )
 
     def trying(self, path: Path, make: Callable[[], T]) -> T:
-        """Return what a function makes; an error gets the place in the file added."""
+        """Return the result of a function; add the position in the file to its errors."""
         try:
             return make()
         except ConfigError as error:
             raise self.error(path, str(error)) from error
 
     def _origin(self, path: Path) -> tuple[str | None, tuple[int, int] | None]:
-        """Return the variable that a value came from, and where it stands in the text, or what it is in."""
+        """Return the environment variable of a value, and the position of the value or of its nearest parent."""
         towards_root = [path[:end] for end in range(len(path), 0, -1)]
         variable = next((self.variables[part] for part in towards_root if part in self.variables), None)
         return variable, next((self.places[part] for part in towards_root if part in self.places), None)
 
     def _source_of(self, path: Path) -> str:
-        """Return where a value came from, for people."""
+        """Return the origin of a value as text."""
         variable, place = self._origin(path)
         return variable or (self.source if place is None else f"{self.source}:{place[0]}")
 
@@ -403,13 +403,13 @@ class _PolicyReader:
 
 
 class _Section:
-    """A table of the document. It returns its entries, each checked, and knows where they stand.
+    """A table of the document, with methods that return checked entries.
 
     Args:
-        reader: Reads the document.
-        value: What should be a table.
-        path: What leads to it.
-        known: The keys that it may have; any, if they are names.
+        reader: The reader of the document.
+        value: The table.
+        path: The path of the table.
+        known: The allowed keys; `None` allows any.
     """
 
     def __init__(
@@ -425,15 +425,15 @@ class _Section:
         self.values: dict[str, Any] = value
 
     def error(self, message: str, *parts: str | int) -> PolicyError:
-        """Return the error about an entry of this table, or about the table itself."""
+        """Return an error about an entry of this table, or about the table itself."""
         return self._reader.error((*self.path, *parts), message)
 
     def trying(self, make: Callable[[], T], *parts: str | int) -> T:
-        """Return what a function makes of an entry; an error gets the place in the file added."""
+        """Return the result of a function; add the position of an entry to its errors."""
         return self._reader.trying((*self.path, *parts), make)
 
     def section(self, name: str, known: Set[str] | None = None) -> _Section:
-        """Return a table within this one; an empty one if there is none."""
+        """Return a table within this one; empty if it is missing."""
         return _Section(self._reader, self.values.get(name, {}), (*self.path, name), known)
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -455,7 +455,7 @@ class _Section:
         return self.chosen(self.values.get(name, default), choices, name)
 
     def chosen(self, value: object, choices: tuple[T, ...], *parts: str | int) -> T:
-        """Return the choice that a value of this table is."""
+        """Return a value of this table if it is one of the choices."""
         for choice in choices:
             if value == choice:
                 return choice
@@ -483,7 +483,7 @@ class _Section:
         return timezone
 
     def instant(self, name: str) -> float:
-        """Return a date or a time as seconds since the epoch; without a zone it is UTC, and a date is its beginning."""
+        """Return a date or a time as seconds since the epoch, in UTC by default; a date means its beginning."""
         value = self.values[name]
         if not isinstance(value, date):
             raise self.error(f"a date is wanted, as in expires = 2030-01-31, not {value!r}", name)
@@ -491,14 +491,14 @@ class _Section:
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
     def tier(self, name: str, value: str | None = None) -> str:
-        """Return the name of a tier: the value of an entry, or the key of one."""
+        """Return the name of a tier: the value or the key of an entry."""
         tier = self.text(name) if value is None else self._text(value, name)
         if tier.startswith(OVERRIDE):
-            raise self.error(f"names that begin with {OVERRIDE!r} are taken", name)
+            raise self.error(f"names that begin with {OVERRIDE!r} are reserved", name)
         return tier
 
     def quota_of(self, rule: Rule, name: str) -> Quota:
-        """Return a quota that a rule can count by, of a tier or of a key."""
+        """Return the quota of a tier or an override."""
         is_number = rule.kind == "concurrent"
         value = self.whole(name, None, 0, MAX_UNITS) if is_number else self.text(name)
         return self.trying(lambda: rule.quota_from(value), name)
@@ -518,7 +518,7 @@ def _override_tiers(
 ) -> list[dict[str, Quota]]:
     """Return the tiers that an override adds to each rule.
 
-    A rule that it says nothing about keeps its tiers, so there is one for it together with each of those.
+    Rules without an override keep their tiers, so there is one added tier for each combination with a tier.
     """
     kept = known_tiers(rule for rule in rules if rule.name not in quotas)
     names = {override: "", **{override_tier(override, tier): tier for tier in sorted(kept)}}

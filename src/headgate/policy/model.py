@@ -1,4 +1,4 @@
-"""What a policy file says, as values."""
+"""Values of a policy file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headgate.rules import Rule
 
 RecordKeys = Literal["plain", "hashed"]
 Permission = Literal["decide", "administer"]
-"""What the bearer of a token may do."""
+"""A permission of a token."""
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
 """All permissions."""
 
 OVERRIDE = "override:"
-"""Prefix of the tiers that stand for overrides; the tiers of a file cannot have it."""
+"""Prefix of tiers that represent overrides; reserved in files."""
 
 
 class PolicyError(ConfigError):
-    """A policy cannot be used; the message says where and why.
+    """An invalid policy; the message contains position and reason.
 
     Attributes:
         line: Line of the file, from 1; `None` if the error is not in the file (an environment variable).
@@ -40,22 +40,22 @@ class PolicyError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class LimiterPolicy:
-    """One named limiter.
+    """The policy of one limiter.
 
     Attributes:
-        name: Its name.
-        rules: The rules that decide. Quotas of overridden keys are among their tiers, under names of `override_tier`.
-        shadow: Rules that count and report what they would have refused, and refuse nothing.
+        name: The name.
+        rules: The live rules. Their tiers include the quotas of overridden keys, under names of `override_tier`.
+        shadow: Shadow rules, which count and report refusals, but do not refuse.
         store: URL of its store.
         on_store_error: `"open"`, `"closed"`, or `local(share)`.
         deadline: Seconds to wait for the store.
         headers: Which headers the HTTP edges send.
-        default_tier: The tier of callers that have none, or one that no rule knows.
-        overrides: Tier by key (as `frozen_key` makes it) of the keys with quotas of their own.
+        default_tier: The tier of callers without a known tier.
+        overrides: Tier by overridden key, in the form of `frozen_key`.
         on_overload: `"refuse"` or `"policy"`.
-        candidate_for: The live rule by shadow rule, both by name, of those that are candidates for its place.
-        source: Where the file speaks of it, as in `headgate.toml:12`; `None` if it came from no file.
-        rule_sources: Likewise of its rules, by name.
+        candidate_for: For shadow rules that are candidates to replace a live rule: name of the live rule by name.
+        source: Position in the file, as in `headgate.toml:12`; `None` without a file.
+        rule_sources: Positions of its rules, by name.
     """
 
     name: str
@@ -69,10 +69,10 @@ class LimiterPolicy:
     overrides: Mapping[object, str]
     on_overload: OnOverload = "refuse"
     candidate_for: Mapping[str, str] = field(default_factory=dict)
-    # A limiter that only moved in the file has not changed.
+    # Not compared: a limiter that only moved in the file is unchanged.
     source: str | None = field(default=None, compare=False)
     rule_sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    # What a call needs to know, found once.
+    # Computed once for all calls.
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _tiers: frozenset[str] = field(init=False, repr=False, compare=False)
     _shapes: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
@@ -85,15 +85,15 @@ class LimiterPolicy:
 
     @property
     def decides_alike(self) -> bool:
-        """Whether every call is decided under the tier that it names: no override and no default tier applies."""
+        """Whether calls keep their tier: there are no overrides and no default tier."""
         return not self.overrides and (self.default_tier is None or self.default_tier not in self._known)
 
     def tier_for(self, key: Key | None, tier: str | None) -> str | None:
-        """Return the tier under which a call is decided."""
+        """Return the tier that decides a call."""
         return self.tier_among(self._known, key, tier)
 
     def tier_among(self, known: frozenset[str], key: Key | None, tier: str | None) -> str | None:
-        """Return the tier under which a call is decided by rules that know these tiers."""
+        """Return the tier that decides a call by rules with these tiers."""
         if tier not in known:
             tier = self.default_tier
         own = self._override_of(key) if self.overrides and key is not None else None
@@ -105,7 +105,7 @@ class LimiterPolicy:
     def _override_of(self, key: Key) -> str | None:
         if not isinstance(key, Mapping):
             return self.overrides.get(_text(key))
-        for shape in self._shapes:  # those with most entries first: the nearest counts
+        for shape in self._shapes:  # most entries first: the most specific override applies
             if all(scope in key for scope in shape):
                 found = self.overrides.get(frozenset((scope, _text(key[scope])) for scope in shape))
                 if found is not None:
@@ -115,12 +115,12 @@ class LimiterPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TokenPolicy:
-    """What the bearer of a token may do.
+    """A token and its permissions.
 
     Attributes:
         sha256: SHA-256 of the token, as 64 hexadecimal digits in lower case.
-        may: `"decide"`: ask for decisions; `"administer"`: reset what was counted.
-        expires: When it ends, in seconds since the epoch; `None` for never.
+        may: `"decide"`: request decisions; `"administer"`: reset counts.
+        expires: Expiry in seconds since the epoch; `None` for never.
     """
 
     sha256: str
@@ -130,18 +130,18 @@ class TokenPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ServerPolicy:
-    """How the server serves the policy.
+    """Settings of the server.
 
     Attributes:
         host: Address to listen on.
         port: Port to listen on; 0 for any free one.
-        top_keys: How many of the most refused keys the dashboard may show; 0 shows none.
+        top_keys: Number of the most refused keys on the dashboard; 0 shows none.
         largest_body: Bytes of the largest request body.
-        tokens: Who may use it, by name; without any, everybody on this machine.
-        record: The file that decisions are recorded to, for `headgate replay`; `None` records nothing.
-        record_bytes: How large it may become.
-        record_keys: `"plain"`: with the keys; `"hashed"`: with digests instead.
-        history: The file, beside the policy's, that keeps the figures of the last day over restarts; `None` for none.
+        tokens: Tokens by name; without tokens, all clients on this machine have access.
+        record: The file of recorded decisions, for `headgate replay`; `None` to record nothing.
+        record_bytes: Largest size of that file.
+        record_keys: `"plain"` records keys; `"hashed"` records digests of keys.
+        history: The file, in the folder of the policy, for the history of the last day; `None` for no file.
     """
 
     host: str = "127.0.0.1"
@@ -156,7 +156,7 @@ class ServerPolicy:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -169,8 +169,8 @@ class Policy:
 
     Attributes:
         limiters: All limiters by name.
-        server: How they are served.
-        allow_removal: Whether a reload may take limiters away that the policy before had.
+        server: Settings of the server.
+        allow_removal: Whether a reload may remove limiters.
     """
 
     limiters: Mapping[str, LimiterPolicy]
@@ -179,27 +179,27 @@ class Policy:
 
 
 def known_tiers(rules: Iterable[Rule]) -> frozenset[str]:
-    """Return the tiers that callers may name: not those that stand for overrides."""
+    """Return the tiers of rules, without the tiers that represent overrides."""
     return frozenset(tier for rule in rules for tier in rule.tiers if not tier.startswith(OVERRIDE))
 
 
 def frozen_key(key: Mapping[str, PlainKey] | PlainKey) -> object:
-    """Return a key in a form that can be looked up: a mapping by its entries, and all as text."""
+    """Return a key in a hashable form: text, or a set of entries."""
     if isinstance(key, Mapping):
         return frozenset((scope, _text(part)) for scope, part in key.items())
     return _text(key)
 
 
 def override_tier(override: int | str, tier: str | None = None) -> str:
-    """Return the name of the tier that stands for an override, or for it together with a caller's tier."""
+    """Return the name of the tier that represents an override, alone or combined with a caller's tier."""
     name = override if isinstance(override, str) else f"{OVERRIDE}{override}"
     return name if tier is None else f"{name}/{tier}"
 
 
 def _text(part: object) -> str | None:
-    """Return part of a key as a policy file would write it; `None` if it is no key, which the rules will say.
+    """Return part of a key as text; `None` if it is not a valid key, which the rules report later.
 
-    A file cannot contain bytes, but client addresses are bytes; so text that is an address matches them too.
+    A file cannot contain bytes, but client addresses are bytes; so the text of an address matches them too.
     """
     if isinstance(part, bytes):
         return part.decode("utf-8", "surrogateescape")
@@ -207,6 +207,6 @@ def _text(part: object) -> str | None:
 
 
 def _shapes(overrides: Mapping[object, str]) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of scopes that keys of overrides have, those with most scopes first."""
+    """Return the sets of scopes in keys of overrides, largest first."""
     shapes = {tuple(sorted(scope for scope, _ in key)) for key in overrides if isinstance(key, frozenset)}
     return tuple(sorted(shapes, key=lambda shape: (-len(shape), shape)))

@@ -1,11 +1,11 @@
-"""Quotas of single keys: which of them apply to a call, when several do.
+"""Overrides: quotas of single keys, and the resolution of overlapping overrides.
 
-The key of an override is text, or names some of the scopes of a call; it applies to every call that has these entries,
-whatever else the call's key has. So two overrides may meet in one call (`{user = "42"}` and `{realm = "north"}`). Then all
-of them apply; where two speak of the same rule, the one that names more scopes wins. Two that name equally many, and could
-meet in a call, are an error, unless a third one for just that call decides.
+The key of an override is text, or a mapping with some of the scopes of a call; it applies to every call with these entries.
+So two overrides may match the same call (`{user = "42"}` and `{realm = "north"}`). Then both apply; if they have quotas for
+the same rule, the one with more scopes wins. Two overrides with equally many scopes that can match the same call are an
+error, unless a third one has the union of their keys.
 
-All meetings are worked out here, once, so that a call needs no more than a look at a table.
+All combinations are computed here once, so that a call needs only a table lookup.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from headgate.quota import Quota
 
 Entries = frozenset[tuple[str, str]]
 
-MOST_MEETINGS = 10_000
-"""Beyond these, a file says something else than its author thinks."""
+MOST_COMBINATIONS = 10_000
+"""Limit of combinations of overlapping overrides."""
 
 
 class OverridesError(Exception):
-    """Overrides contradict each other.
+    """Contradictory overrides.
 
     Attributes:
-        index: The later one of those that do.
+        index: Index of the later override.
     """
 
     def __init__(self, index: int, message: str) -> None:
@@ -34,60 +34,62 @@ class OverridesError(Exception):
 
 
 def resolved(overrides: Mapping[object, Mapping[str, Quota]]) -> dict[object, Mapping[str, Quota]]:
-    """Return the quotas of every key that is overridden, and of every key in which overrides meet.
+    """Return the quotas of every overridden key, and of every combination of overlapping keys.
 
-    The one that applies to a call is that of the most entries among those that the call's key has.
+    The entry that applies to a call is the matching one with the most scopes.
 
     Args:
-        overrides: By key, as `frozen_key` makes it, quotas by the name of the rule; in the order of the file.
+        overrides: Quotas by name of the rule, by key in the form of `frozen_key`; in the order of the file.
 
     Raises:
-        OverridesError: Two of them contradict each other.
+        OverridesError: Two overrides contradict each other.
     """
     scoped: dict[Entries, tuple[int, Mapping[str, Quota]]] = {
         key: (index, quotas)
         for index, (key, quotas) in enumerate(overrides.items())
         if isinstance(key, frozenset)
     }
-    return {**overrides, **{key: _at(key, scoped) for key in _meetings(scoped)}}
+    return {**overrides, **{key: _at(key, scoped) for key in _combinations(scoped)}}
 
 
-def _meetings(scoped: Mapping[Entries, tuple[int, object]]) -> set[Entries]:
-    """Return all keys of overrides, and every combination of them that one call can have."""
+def _combinations(scoped: Mapping[Entries, tuple[int, object]]) -> set[Entries]:
+    """Return all keys of overrides, and every combination that can match one call."""
     by_shape: dict[frozenset[str], set[Entries]] = {}
     for key, (index, _) in scoped.items():
         shape = _shape(key)
         found = [key]
         for other_shape, others in by_shape.items():
-            # Equal ones are other values of the same scopes, which no call has both of.
+            # Keys with the same scopes have different values, so no call matches both.
             if other_shape != shape:
                 found += [key | other for other in others if _agree(key, other)]
         for entries in found:
             by_shape.setdefault(_shape(entries), set()).add(entries)
-        if sum(map(len, by_shape.values())) > MOST_MEETINGS:
+        if sum(map(len, by_shape.values())) > MOST_COMBINATIONS:
             raise OverridesError(
-                index, f"the overrides meet in more than {MOST_MEETINGS:,} ways; use tiers instead"
+                index, f"the overrides overlap in more than {MOST_COMBINATIONS:,} ways; use tiers instead"
             )
     return set(chain.from_iterable(by_shape.values()))
 
 
 def _at(key: Entries, scoped: Mapping[Entries, tuple[int, Mapping[str, Quota]]]) -> Mapping[str, Quota]:
     """Return the quotas of calls with these entries."""
-    said: dict[str, tuple[int, int, Quota]] = {}  # by rule: entries of who says it, its index, what it says
+    chosen: dict[
+        str, tuple[int, int, Quota]
+    ] = {}  # by rule: number of scopes and index of the override, and its quota
     decided = scoped[key][1] if key in scoped else {}
-    for size in range(1, len(key) + 1):  # the nearer ones later, over those before
+    for size in range(1, len(key) + 1):  # more scopes later: they replace earlier ones
         for part in map(frozenset, combinations(sorted(key), size)):
             index, quotas = scoped.get(part, (0, {}))
             for rule, quota in quotas.items():
-                other_size, other_index, other = said.get(rule, (0, 0, quota))
+                other_size, other_index, other = chosen.get(rule, (0, 0, quota))
                 if other_size == size and other != quota and rule not in decided:
                     raise OverridesError(
                         max(index, other_index),
                         f"overrides contradict each other about rule {rule!r} for key {dict(sorted(key))!r}; "
-                        f"write one for just that key",
+                        f"add an override for exactly that key",
                     )
-                said[rule] = size, index, quota
-    return {rule: quota for rule, (_, _, quota) in said.items()}
+                chosen[rule] = size, index, quota
+    return {rule: quota for rule, (_, _, quota) in chosen.items()}
 
 
 def _shape(key: Entries) -> frozenset[str]:
@@ -95,6 +97,6 @@ def _shape(key: Entries) -> frozenset[str]:
 
 
 def _agree(key: Entries, other: Entries) -> bool:
-    """Return whether a call can have the entries of both."""
+    """Return whether a call can match both."""
     there = dict(key)
     return all(there.get(scope, value) == value for scope, value in other)

@@ -1,7 +1,7 @@
-"""Where each value of a TOML text stands.
+"""Positions of the values of a TOML text.
 
-`tomllib` says where a syntax error is, but not where a value came from; for "line 7, column 12: no such unit" that is
-needed too. This reads a text that `tomllib` has accepted already, so it need only find its way, not judge.
+`tomllib` reports positions of syntax errors, but not of values, which messages like "line 7, column 12: unknown unit" need.
+The text was accepted by `tomllib` before, so this code does not check the syntax.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def positions(text: str) -> dict[Path, Position]:
 
 
 class _Walk:
-    """Walks a valid TOML text from its beginning to its end."""
+    """Scanner of a valid TOML text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -56,7 +56,7 @@ class _Walk:
         return self.found
 
     def _resolve(self, keys: Path, counts: dict[Path, int]) -> Path:
-        """Return the path of a header: inside an array of tables it speaks of the last table so far."""
+        """Return the path of a header; inside an array of tables it refers to the last table so far."""
         path: Path = ()
         for position, key in enumerate(keys):
             path = (*path, key)
@@ -71,7 +71,7 @@ class _Walk:
         self._value(path)
 
     def _keys(self) -> Path:
-        """Read a key, perhaps dotted."""
+        """Read a key, which may be dotted."""
         keys: list[str] = []
         while True:
             self._take(_BLANK)
@@ -92,7 +92,7 @@ class _Walk:
             self._take(_STRING if first in "\"'" else _SCALAR)
 
     def _items(self, closing: str, read: Callable[[int], None]) -> None:
-        """Read what stands between brackets, with commas in between; the function reads one item, by its index."""
+        """Read comma-separated items between brackets; `read` reads one item, by its index."""
         self.at += 1
         self._take(_SKIP)
         for index in count():
@@ -106,14 +106,14 @@ class _Walk:
         self.at += 1
 
     def _take(self, pattern: re.Pattern[str]) -> str:
-        """Go past what a pattern matches here, and return it."""
+        """Match a pattern at the current position, skip the match and return it."""
         match = pattern.match(self.text, self.at)
         assert match is not None, "tomllib accepted this text"
         self.at = match.end()
         return match.group()
 
     def _note_header(self, table: Path, at: int) -> None:
-        """Note where a table begins, and all that it is the first table in."""
+        """Store the position of a table, and of its parents if they have none yet."""
         for end in range(1, len(table) + 1):
             self._note(table[:end], at)
 

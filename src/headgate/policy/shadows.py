@@ -1,4 +1,4 @@
-"""Shadow rules, their counts, and live rules with shadow rules: the part that awaits no store."""
+"""Shadow rules, their counts, and live rules with shadow rules: the code that does not call a store."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from headgate.stores.base import Receipts
 from headgate.stores.request import Request
 
 SHADOW = "shadow"
-"""What the place of a shadow rule's receipt begins with: `(SHADOW, identity of the rule, place)`. Plain values, so that
-receipts can be kept for another process."""
+"""First entry in the place of a shadow rule's receipt: `(SHADOW, identity of the rule, place)`.
+
+These are plain values, so that another process can use the receipt."""
 
 
 class ShadowCount(NamedTuple):
     """Answers of a shadow rule in this process, since it was read or changed.
 
     Attributes:
-        asked: Hits and holds that it was asked about, because the live rules admitted them. A candidate is also asked when
-            only the live rule refused that it would replace.
-        refused: Calls among these that it would have refused.
+        asked: Hits and holds that the live rules admitted. For a candidate, also calls that only its live rule refused.
+        refused: Calls that the shadow rule would have refused.
         failed: Calls that it could not decide: the store was down, or the key lacks its scope.
         admitted: Calls that a candidate would have admitted although its live rule refused them.
     """
@@ -86,11 +86,11 @@ class ShadowTally:
 
 
 class ShadowRule:
-    """One shadow rule, decided on its own: what another one would refuse must not keep it from counting.
+    """One shadow rule. Each is decided separately, so that a refusal of one does not affect the counts of another.
 
     Attributes:
         rule: The rule.
-        candidate_for: The name of the live rule that it is a candidate for; `None` if for none.
+        candidate_for: The name of the live rule that it may replace, or `None`.
         tally: Counts of its answers.
     """
 
@@ -104,7 +104,7 @@ class ShadowRule:
         self._hooks = hooks
         # The tiers that would be known if the rule were live.
         self._known = known_tiers((*policy.rules, rule))
-        # A cost for each live rule is, for this one, that of a live rule that counts the same.
+        # With a cost per live rule, the cost of this rule is that of a live rule with the same unit.
         self._like = next(
             (
                 i
@@ -116,17 +116,17 @@ class ShadowRule:
         self._gate = gate
 
     def cost_in(self, cost: Costs) -> int:
-        """Return what this rule is charged of a cost; nothing if no live rule counts the same."""
+        """Return the cost of this rule; 0 if no live rule has the same unit."""
         if isinstance(cost, int):
             return cost
         return 0 if self._like is None else cost[self._like]
 
     def _call_of(self, request: Request) -> Call:
-        """Return what hooks are shown of a request; of a hold the hit that it is at first, for its end is not shown."""
+        """Return the call for hooks; a hold is reported as a hit, because its end is not reported."""
         return Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
 
     def _count(self, call: Call, decision: Decision, seconds: float, was_refused: bool) -> None:
-        # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
+        # A degraded decision does not come from the rule; the failure of the store is logged elsewhere.
         self.tally.count(
             refused=not decision.allowed and not decision.degraded,
             failed=decision.degraded,
@@ -142,7 +142,7 @@ class ShadowRule:
             self.tally.report(error)
 
     def _own_request(self, request: Request) -> Request:
-        """Return what this rule alone is asked."""
+        """Return the request for this rule."""
         cost, replaces = self.cost_in(request.cost), request.replaces
         if request.operation == "renew":
             cost = 1  # a lease keeps its units
@@ -151,12 +151,12 @@ class ShadowRule:
         return Request(request.operation, key, costs, tier, request.now, None, replaces)
 
     def _own(self, key: Key | None) -> Key | None:
-        """Return the part of a call's key that this rule counts by."""
+        """Return the part of a call's key with the scope of this rule."""
         scope = self.rule.scope
         if scope is None or scope == SHARED or not isinstance(key, Mapping):
             return key
         if scope not in key:
-            raise ConfigError(f"the key has no entry for {scope!r}, which the rule counts by")
+            raise ConfigError(f"the key has no entry for {scope!r}, the scope of the rule")
         return {scope: key[scope]}
 
 
@@ -164,13 +164,13 @@ S = TypeVar("S", bound=ShadowRule)
 
 
 class ShadowedRules(Generic[S]):
-    """The operations of a limiter with a policy.
+    """Base of the gate of a limiter with a policy.
 
     Args:
         live: The gate of the live rules.
-        policy: What the file says of the limiter.
+        policy: The policy of the limiter.
         shadows: Its shadow rules.
-        together: Whether shadow rules are asked all at once: on a store over a network, which then is asked once.
+        together: Whether shadow rules are called concurrently: on a network store, which can batch the calls.
     """
 
     def __init__(self, live: Any, policy: LimiterPolicy, shadows: Sequence[S], *, together: bool) -> None:
@@ -178,17 +178,17 @@ class ShadowedRules(Generic[S]):
         self._policy = policy
         self._shadows = tuple(shadows)
         self._by_identity = {shadow.rule.identity: shadow for shadow in shadows}
-        # Not those that count places: no one knows how long one that was refused would have been held.
+        # Not concurrent rules: the duration of a refused hold is unknown.
         self._candidates = [s for s in shadows if s.candidate_for is not None and s.rule.kind != "concurrent"]
         self._together = together and len(self._shadows) > 1
         live_scopes = {rule.scope for rule in policy.rules}
         self._foreign = frozenset(rule.scope for rule in policy.shadow) - live_scopes
-        """Scopes that only shadow rules count by."""
+        """Scopes of shadow rules that no live rule has."""
 
     def settling(self, receipts: Receipts | None) -> Self:
         """Return the gate for the settlement of a hold.
 
-        What it cost beyond what was held is counted where it was held; not by a shadow rule that would have refused it.
+        It excludes shadow rules that would have refused the hold, so they do not count its excess cost.
         """
         holders = {place[1] for place, _ in receipts or () if is_shadow(place)}
         if len(holders) == len(self._shadows):
@@ -197,32 +197,32 @@ class ShadowedRules(Generic[S]):
         return type(self)(self._live, self._policy, holding, together=self._together)
 
     def _for_live(self, request: Request) -> Request:
-        """Return what the live rules are asked: with the tier that the policy gives the caller."""
+        """Return the request for the live rules, with the tier from the policy."""
         tier = self._policy.tier_for(request.key, request.tier)
         live = request.for_key(self.without_foreign(request.key), tier)
         if live.replaces is None:
             return live
         own = live_part(live.replaces)
-        if request.operation == "renew" and not own:  # only shadow rules have counted the hold
+        if request.operation == "renew" and not own:  # only shadow rules counted the hold
             live = live.with_costs(0)
         return live.replacing(own or None)
 
     def _candidates_for(self, request: Request, refusal: Decision) -> list[S]:
-        """Return the candidates for the rule that refused a call, if it was the only rule that did."""
+        """Return the candidates for the refusing rule, if it was the only one."""
         if not self._candidates or refusal.degraded or request.replaces is not None:
             return []
         refused_by = [result.name for result in refusal.results if not result.allowed]
         return [shadow for shadow in self._candidates if [shadow.candidate_for] == refused_by]
 
     def without_foreign(self, key: Key | None) -> Key | None:
-        """Return a call's key without what only shadow rules count by: the live ones would not know it."""
+        """Return a call's key without scopes that only shadow rules have, which live rules would refuse."""
         if not self._foreign or not isinstance(key, Mapping):
             return key
         return {scope: part for scope, part in key.items() if scope not in self._foreign}
 
 
 def as_hit(request: Request) -> Request:
-    """Return what is asked about a hold that was refused, and is never settled."""
+    """Return a hit for a refused hold, which is never settled."""
     return Request("hit", request.key, request.cost, request.tier, request.now, request.quotas)
 
 

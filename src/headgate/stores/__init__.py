@@ -1,12 +1,12 @@
-"""Stores, by name or by URL.
+"""Stores and their URLs.
 
 memory://                     this process
 sqlite:///relative/path.db    a file; sqlite:////absolute/path.db; sqlite:///:memory:
 redis://host:6379/0           a Redis or Valkey server; rediss:// for TLS, unix:///path.sock, valkey://, valkeys://
-redis+sentinel://host:26379,other:26379/primary/0    the primary that Sentinels name
+redis+sentinel://host:26379,other:26379/primary/0    the primary, found by Sentinel
 redis+cluster://host:6379,other:6379                 a cluster, by any of its nodes
 postgresql://host/database    a PostgreSQL server
-http://host:8080              a Headgate server, which decides by its own rules; https://:TOKEN@host with a token
+http://host:8080              a Headgate server, which has its own rules; https://:TOKEN@host with a token
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ _REMOTE = {
     **dict.fromkeys(("postgres", "postgresql"), ("headgate.stores.postgres", "PostgresStore", "postgres")),
     **dict.fromkeys(("http", "https"), ("headgate.client", "ServerStore", "client")),
 }
-"""By scheme: the module, the class, and the extra that it needs.
+"""Module, class and extra by scheme.
 
-They are named here and imported on demand, so this package depends on none of them. The client lies outside of it: it makes
-limiters, which are made of stores.
+The modules are imported on demand, so this package depends on none of them. The client is outside of this package, because
+it creates limiters, which use stores.
 """
 
 
 def open_store(url: str, *, deadline: float | None = None) -> Store:
     """Return a new store for a URL; the caller closes it.
 
-    A network store gives up a call after `deadline` seconds, by default 1; other stores have no deadline.
+    A network store abandons a call after `deadline` seconds, by default 1; other stores have no deadline.
 
     Raises:
-        ConfigError: No store has such URLs, or a package is missing.
+        ConfigError: The URL is invalid, or a package is missing.
     """
     store: Store = _open(url, deadline)
     return store
@@ -96,21 +96,21 @@ def open_async_store(url: str, *, deadline: float | None = None) -> AsyncStore:
     """Like `open_store`, for coroutines.
 
     Raises:
-        ConfigError: No store has such URLs, or a package is missing.
+        ConfigError: The URL is invalid, or a package is missing.
     """
     store: AsyncStore = _open(url, deadline)
     return store
 
 
 def open_handle(url: str) -> StoreHandle:
-    """Return a handle on the store that a URL names.
+    """Return a handle on the store of a URL.
 
     Network stores with equal URLs are shared within the process; the order of options is ignored. Memory and SQLite stores
     are private. An SQLite store has neither a server connection nor, by default, a breaker to share. `sqlite:///:memory:` is
     a new database each time, and the file of a relative path depends on the working directory.
 
     Raises:
-        ConfigError: No store has such URLs, or a package is missing.
+        ConfigError: The URL is invalid, or a package is missing.
     """
     scheme = _scheme(url)
     if scheme not in _REMOTE:
@@ -128,10 +128,10 @@ def _sharing_key(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL that no store has. Nothing is opened, and no package needed.
+    """Refuse an invalid URL, without opening a store or importing its package.
 
     Raises:
-        ConfigError: No store has such URLs, or its password needs to be percent-encoded.
+        ConfigError: The URL is invalid, or its password needs to be percent-encoded.
     """
     _scheme(url)
 
@@ -155,7 +155,7 @@ def _scheme(url: str) -> str:
         return name
     if name in {"memory", "sqlite"}:
         return name
-    # Otherwise not quoted: there may be a password in it.
+    # The URL is not shown, because it may contain a password.
     unknown = f"no store is known for {scheme!r}: " if colon and name not in _REMOTE else ""
     raise ConfigError(
         f"{unknown}a store is a URL like 'memory://', 'sqlite:///limits.db', 'redis://localhost' or 'postgresql://host/db'"
@@ -163,7 +163,7 @@ def _scheme(url: str) -> str:
 
 
 def _remote_class(scheme: str) -> Any:
-    """Import a store only when it is asked for: its packages are extras."""
+    """Import the store class of a scheme; its packages are extras."""
     module, name, extra = _REMOTE[scheme]
     try:
         return getattr(import_module(module), name)

@@ -1,10 +1,10 @@
-"""What a store is: the thing that makes the algorithms atomic, and nothing else.
+"""The interfaces of stores and gates, and code that all stores share.
 
-A store *binds* a limiter's rules once and is then called often. Binding is where keys are prepared, scripts registered and
-shapes packed. The bound *gate* has one way in, `ask`, for every kind of request, besides `refund` and `reset`. What stands
-around a gate (a clock, hooks, a failure policy, a live policy) is a gate itself.
+A store makes the algorithms atomic. It *binds* a limiter's rules once, and prepares keys, scripts and parameters for them.
+The result is a *gate* with the methods `ask`, for every kind of request, `refund` and `reset`. Wrappers of a gate (a clock,
+hooks, a failure policy, a live policy) are gates too.
 
-All times are whole microseconds; `None` means the store's own clock.
+All times are whole microseconds; `None` means the store's clock.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 
 Answer = tuple[Decision, Receipts | None]
-"""What a gate answers: a decision and, for a hold that took units, its receipts."""
+"""A decision and, for a hold that took units, its receipts."""
 
 RECORDED: Answer = (UNLIMITED, None)
 """The answer to a request that only records."""
 
 REENTERED = (
-    "this store is in the middle of a call of this very thread; it cannot be asked from a signal handler, a __del__ "
-    "method or a weak reference's callback that interrupts a limiter"
+    "this thread is already inside a call to this store; a signal handler, a __del__ method or a weak reference's "
+    "callback that interrupts a limiter cannot use the same store"
 )
-"""The error of a call from inside another call of the same thread, which must neither wait for it nor come in between."""
+"""The error of a call from inside another call of the same thread."""
 
 LONGEST_DEADLINE = 3600
-"""Seconds: the longest time that a call to a store may take."""
+"""Longest deadline of a call to a store, in seconds."""
 
 LONGEST_NOTE = 3_000_000_000
-"""Seconds, about 95 years: the longest that a note may be asked to be kept."""
+"""Longest time in seconds for which a note can be kept, about 95 years."""
 
 QUOTAS_KEPT = 1024
-"""For how many quotas of callers' own a gate keeps what it has prepared."""
+"""Size of a gate's cache of prepared quotas from calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
-    """What a store keeps of the promises, and what it cannot.
+    """The guarantees of a store.
 
     Attributes:
-        exact: Whether its decisions equal the pure functions', however many call at once.
+        exact: Whether its decisions equal those of the pure functions at any concurrency.
         all_or_nothing: Whether several rules are charged together or not at all, whatever their keys.
         shared: Whether several processes count together.
-        durable: Whether what was counted outlives the process.
-        may_lose: In words, what a crash may lose; empty if nothing.
+        durable: Whether counts survive a restart of the process.
+        may_lose: Description of the counts that a crash may lose; empty if nothing.
     """
 
     exact: bool = True
@@ -76,7 +76,7 @@ class Guarantees:
 
 
 class Closing(Unpicklable, ABC):
-    """What a `with` or `async with` block closes at its end."""
+    """Base of objects that a `with` or `async with` block closes at its end."""
 
     @abstractmethod
     def close(self) -> None:
@@ -100,11 +100,11 @@ class Closing(Unpicklable, ABC):
 
 
 class AsyncNotes(Protocol):
-    """A store that also keeps notes: short texts under a name, decided once for all callers.
+    """A store of notes: short texts under a name, set once for all callers.
 
-    The first caller decides what the text is, whatever the concurrency, in tasks and processes, and every caller gets the
-    same. So that what must be done once is done once, also after a restart. To note the same text again only keeps it for
-    longer, so a call whose outcome is unknown may be repeated. Notes share nothing with states: neither names nor room.
+    The first caller sets the text, and every other caller gets the same text, in all tasks and processes and after a
+    restart. So work that must be done once is done once. Writing the same text again only extends its lifetime, so a call
+    with an unknown outcome may be repeated. Notes are independent of states: they share neither names nor capacity.
     """
 
     @property
@@ -120,10 +120,10 @@ class AsyncNotes(Protocol):
         """
 
     async def noted(self, name: str) -> str | None:
-        """Return the text that is kept under a name; `None` if there is none, or none any more.
+        """Return the text under a name; `None` if there is no such note or it has expired.
 
         Raises:
-            StoreError: The store could not be asked.
+            StoreError: The store failed.
         """
 
 
@@ -133,26 +133,26 @@ class Gate(Protocol):
     def ask(self, request: Request) -> Answer:
         """Decide a request by all rules together: all are charged, or none.
 
-        Returns the decision and, for a hold that took units, its receipts. What was recorded has nothing to decide, and is
-        answered with `RECORDED`. Receipts that a hold replaces are given back in the same step, unless it is refused. A
-        renewal extends the leases of its receipts; it is refused if one of them has ended or was given back.
+        Returns the decision and, for a hold that took units, its receipts. The answer to a record is always `RECORDED`.
+        Receipts that a hold replaces are given back in the same step, unless it is refused. A renewal extends the leases of
+        its receipts; it is refused if one of them has expired or was given back.
 
         Raises:
-            ConfigError: The key does not fit the rules, or the cost is not a whole number, or a rule that counts only holds
-                is asked for a hit.
-            CostTooHigh: No waiting would ever admit the cost.
-            StoreError: The store could not answer.
+            ConfigError: The key does not fit the rules, or the cost is not a whole number, or a `concurrent` rule gets a
+                hit.
+            CostTooHigh: The cost exceeds the capacity of a rule.
+            StoreError: The store failed.
         """
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        """Give back up to `cost` units of a hold, of every rule or of each, as far as they still count."""
+        """Give back up to `cost` units of a hold, as far as they still count; one number for all rules, or one per rule."""
 
     def reset(self, key: Key | None) -> None:
-        """Forget what was counted for a key."""
+        """Delete the counts of a key."""
 
 
 class AsyncGate(Protocol):
-    """As `Gate`, with methods to be awaited."""
+    """Like `Gate`, but with coroutine methods."""
 
     async def ask(self, request: Request) -> Answer:
         """See `Gate.ask`."""
@@ -165,59 +165,59 @@ class AsyncGate(Protocol):
 
 
 class AnyStore(Protocol):
-    """What both kinds of limiters rely on."""
+    """The properties that both kinds of limiters need."""
 
     @property
     def guarantees(self) -> Guarantees:
-        """What this store keeps and what it cannot."""
+        """The guarantees of this store."""
 
     @property
     def clock(self) -> Clock | None:
-        """The clock of this process that it counts by; `None` if its time is another machine's."""
+        """The clock of this process that it uses; `None` if it uses the time of another machine."""
 
     @property
     def remote(self) -> bool:
-        """Whether calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
+        """Whether calls go over a network: they have a deadline and a failure policy."""
 
     @property
     def has_rules(self) -> bool:
-        """Whether the store has rules of its own, so that a limiter without any must ask it nevertheless."""
+        """Whether the store itself has rules, so that limiters without rules must call it too."""
 
 
 class Store(AnyStore, Protocol):
-    """What `Limiter` asks of a store."""
+    """The interface that `Limiter` needs."""
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        """Return the gate of these rules, which belong to the limiter of that name.
+        """Return the gate of a limiter's rules.
 
-        A call to a remote store is given up after `deadline` seconds, by default what the store says.
+        A call to a remote store is abandoned after `deadline` seconds, by default the deadline of the store.
         """
 
     def close(self) -> None:
-        """Let go of connections and files; calls after this may raise StoreUnavailable."""
+        """Close connections and files; later calls may raise `StoreUnavailable`."""
 
 
 class AsyncStore(AnyStore, Protocol):
-    """What `AsyncLimiter` asks of a store."""
+    """The interface that `AsyncLimiter` needs."""
 
     @property
     def notes(self) -> AsyncNotes | None:
-        """Where short texts can be kept under a name; `None` if nowhere."""
+        """The store of notes, or `None` if this store does not support notes."""
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
-        """As `Store.bind`."""
+        """Like `Store.bind`."""
 
     async def aclose(self) -> None:
-        """Let go of connections and files; calls after this may raise StoreUnavailable."""
+        """Close connections and files; later calls may raise `StoreUnavailable`."""
 
 
 class Births:
-    """Numbers for new states: a random start, then one by one.
+    """Generator of births: a random start, then consecutive numbers.
 
-    Two sources, in two processes or before and after a restart, meet with a chance of about one in 2^53 per pair. A fork
-    gives the child a start of its own: counting on from the parent's, both would give the same birth to two states.
+    The same birth comes from two processes with a probability of about 2^-53 per pair of states. After a fork the child
+    begins at a new random number, because parent and child would otherwise produce the same births.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class Births:
         watch(self)
 
     def after_fork_in_child(self) -> None:
-        """Begin anew."""
+        """Choose a new random start."""
         self._numbers = count(random.SystemRandom().randrange(1, MAX_UNITS))
 
     def __call__(self) -> int:
@@ -234,11 +234,11 @@ class Births:
 
 
 class Tiers(Generic[T]):
-    """What a store has prepared for each tier of a limiter's rules, and for quotas that callers bring along.
+    """Prepared data of a store for each tier of a limiter's rules, and for quotas of calls.
 
     Args:
         rules: The limiter's rules.
-        prepare: Makes it of the algorithms of all rules.
+        prepare: Returns the prepared data for the algorithms of all rules.
         shared: Whether the store is shared, so that a state may have at most `MAX_ENTRIES` entries.
 
     Raises:
@@ -254,28 +254,28 @@ class Tiers(Generic[T]):
         own, by_tier = self._algorithms(None), {tier: self._algorithms(tier) for tier in known}
         everyone = [a.capacity for algorithms in (own, *by_tier.values()) for a in algorithms]
         self.always_fits = min(filter(None, everyone), default=0)
-        """A plain cost from 0 up to this one needs no closer look."""
+        """A cost that is one number from 0 to this one needs no further check."""
         if any(rule.kind == "concurrent" for rule in rules):
             self.always_fits = -1
         self.own = prepare(own)
         self.by_tier = {tier: prepare(algorithms) for tier, algorithms in by_tier.items()}
-        # Not a dictionary for good: quotas come from callers' data, and may be as many as there are callers.
+        # A bounded cache: quotas come from callers, and may differ for every caller.
         self._by_quotas = lru_cache(maxsize=QUOTAS_KEPT)(
             lambda tier, quotas: prepare(self._algorithms(tier, quotas))
         )
 
     def of(self, tier: str | None, quotas: Quotas | None = None) -> T:
-        """Return what decides for callers of this tier, with these quotas."""
+        """Return the prepared data for a tier and the quotas of a call."""
         if quotas is not None:
             return self._by_quotas(tier if tier in self.by_tier else None, quotas)
         return self.own if tier is None else self.by_tier.get(tier, self.own)
 
     def for_request(self, request: Request) -> T:
-        """Return what decides a request, if its cost can be asked for.
+        """Check the cost of a request, and return the prepared data for it.
 
         Raises:
-            ConfigError: The cost is not a whole number of units, or a rule counts only holds, and this is none.
-            CostTooHigh: No waiting would ever admit it.
+            ConfigError: The cost is not a whole number, or a `concurrent` rule gets a hit or a record.
+            CostTooHigh: The cost exceeds the capacity of a rule.
         """
         cost = request.cost
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
@@ -293,7 +293,7 @@ class Tiers(Generic[T]):
 
 
 def plain_tiers(rules: tuple[Rule, ...], *, shared: bool = False) -> Tiers[tuple[Algorithm, ...]]:
-    """Return the tiers of a store that needs nothing but the algorithms."""
+    """Return the tiers of a store that uses the algorithms directly."""
     return Tiers(rules, tuple, shared=shared)
 
 
@@ -303,7 +303,7 @@ def check_entries(rule: Rule, quota: Quota) -> None:
     Raises:
         ConfigError: The limit of a sliding log, or the number of buckets, is above `MAX_ENTRIES`.
     """
-    # With a limit of MAX_UNITS, which none can reach, counts are read and nothing is charged.
+    # A limit of MAX_UNITS is only for reading counts; nothing is charged with it.
     if rule.kind == "sliding_log" and MAX_ENTRIES < quota.limit < MAX_UNITS:
         raise ConfigError(
             f"rule {rule.name!r}: a sliding_log on a shared store has a limit of at most {MAX_ENTRIES}, not "
@@ -317,18 +317,20 @@ def check_entries(rule: Rule, quota: Quota) -> None:
 
 
 def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
-    """Refuse costs that no rule could take, or not as this request.
+    """Refuse an invalid cost.
 
     Raises:
-        ConfigError: A cost is not a whole number of units, or a rule counts only holds, and this is none.
-        CostTooHigh: No waiting would ever admit it.
+        ConfigError: A cost is not a whole number, or a `concurrent` rule gets a hit or a record.
+        CostTooHigh: The cost exceeds the capacity of a rule.
     """
     for cost in request.cost if isinstance(request.cost, tuple) else (request.cost,):
         check_whole(cost)
     quotas = request.quotas or (None,) * len(rules)
     for rule, cost, own in zip(rules, request.costs(len(rules)), quotas, strict=True):
         if rule.kind == "concurrent" and cost and request.operation in ("hit", "record"):
-            raise ConfigError(f"rule {rule.name!r} counts what is held at once: use limiter.hold(...)")
+            raise ConfigError(
+                f"rule {rule.name!r} is concurrent and counts only holds: use limiter.hold(...)"
+            )
         quota = own or rule.quota_for(request.tier)
         capacity = quota.limit if quota.burst is None else quota.burst
         if cost > capacity > 0 and request.operation not in ("record", "renew"):
@@ -338,7 +340,7 @@ def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
 def given_back(
     prepared: Iterable[T], receipts: Receipts, cost: Costs
 ) -> Iterator[tuple[T, tuple[object, Receipt], int]]:
-    """Yield, for each rule of which a hold took units, what was prepared for it, its receipt, and how many to give back."""
+    """Yield for each rule that a hold charged: its prepared data, its receipt and the number of units to give back."""
     costs = cost if isinstance(cost, tuple) else (cost,) * len(receipts)
     for each, entry, units in zip(prepared, receipts, costs, strict=True):
         if entry[1] and units:
@@ -346,7 +348,7 @@ def given_back(
 
 
 def check_deadline(seconds: float) -> float:
-    """Return how many seconds a call may take, if it is a time that every store accepts."""
+    """Return the checked deadline of a call in seconds."""
     if not is_number(seconds) or not 0 < seconds <= LONGEST_DEADLINE:  # also false for NaN
         raise ConfigError(
             f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE}, not {seconds!r}"
@@ -355,7 +357,7 @@ def check_deadline(seconds: float) -> float:
 
 
 class CountedLock(type(threading.RLock())):  # type: ignore[misc]
-    """A reentrant lock for Python 3.11 before 3.11.6 and 3.12.0, where it says only in its `repr` how often it was taken."""
+    """An `RLock` for Python before 3.11.6 and 3.12.1, whose recursion count is only in its `repr`."""
 
     def _recursion_count(self) -> int:
         return int(repr(self).partition(" count=")[2].split()[0]) if self._is_owned() else 0
@@ -363,14 +365,14 @@ class CountedLock(type(threading.RLock())):  # type: ignore[misc]
 
 HAS_COUNT = hasattr(threading.RLock(), "_recursion_count")
 new_rlock: Callable[[], Any] = threading.RLock if HAS_COUNT else CountedLock
-"""Makes the locks for `while_locked`."""
+"""Creates a lock for `while_locked`."""
 
 
 def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
-    """Return what some work returns while a lock is held; it is released also if a signal handler raises, wherever that is.
+    """Return the result of a call while a lock is held; release the lock even if a signal handler raises at any point.
 
-    A `with` statement alone does not see to that if the handler raises before its block begins. This can happen since
-    Python 3.14, where taking the lock is a call like any other.
+    A `with` statement does not release it if the handler raises before its block begins, which is possible since
+    Python 3.14.
     """
     taken = lock._recursion_count()
     try:
@@ -384,33 +386,34 @@ def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
 
 
 def release_down_to(lock: Any, taken: int) -> None:
-    """Release a lock until this thread has taken it only so often."""
+    """Release a lock until this thread has acquired it `taken` times."""
     while lock._recursion_count() > taken:
         lock.release()
 
 
 class HeldInForks:
-    """Holds the lock of a store during forks: one that another thread has taken would stay taken for ever in the child."""
+    """Holds the lock of a store during forks, because a lock of another thread would stay locked in the child."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, int] = {}  # by thread that forks, how often it had taken the lock before
+        self._taken: dict[int, int] = {}  # by forking thread: the recursion count before the fork
 
     def before(self, lock: Any) -> None:
-        """Take the lock; if that is repeated, what was known of it stands."""
+        """Acquire the lock; a repeated call keeps the recursion count of the first."""
         self._taken.setdefault(threading.get_ident(), lock._recursion_count())
         lock.acquire()
 
     def after_in_parent(self, lock: Any) -> None:
-        """Release what was taken here, if anything was."""
+        """Restore the recursion count from before the fork."""
         if (taken := self._taken.get(threading.get_ident())) is not None:
             release_down_to(lock, taken)
             del self._taken[threading.get_ident()]
 
     def after_in_child(self, lock: Any, new_lock: Callable[[], Any]) -> Any:
-        """Return the lock to go on with: the same, because a call of this thread may be inside of it, or wait for it while
-        its signal handler has forked; a new one in place of that of a thread which is not in this process.
+        """Return the lock for the child: the same lock if this thread owns it, else a new one.
+
+        This thread may be inside a call that holds the lock, or a signal handler may have forked while it waits for it.
         """
-        if lock._is_owned():  # also used by `Condition`
+        if lock._is_owned():  # a private method, also used by `threading.Condition`
             release_down_to(lock, self._taken.get(threading.get_ident(), 0))
         else:
             lock = new_lock()
@@ -419,7 +422,7 @@ class HeldInForks:
 
 
 def check_note(name: str, text: str, seconds: float) -> int:
-    """Return for how many microseconds a note is to be kept, if it can be."""
+    """Check the arguments of a note, and return its lifetime in microseconds."""
     if not isinstance(name, str) or not isinstance(text, str):
         raise ConfigError(f"a note is a text under a name, not {type(text).__name__} under {name!r}")
     if not is_number(seconds) or not 0 < seconds <= LONGEST_NOTE:  # also false for NaN
@@ -428,17 +431,17 @@ def check_note(name: str, text: str, seconds: float) -> int:
 
 
 def note_bytes(text: str) -> bytes:
-    """Return the text of a note as it is stored."""
+    """Encode the text of a note."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def note_text(stored: bytes) -> str:
-    """Return the text of a note that is stored so.
+    """Decode the text of a note.
 
     Raises:
-        StoreConflict: It is none of ours.
+        StoreConflict: The stored data are not valid UTF-8.
     """
     try:
         return stored.decode("utf-8", "surrogatepass")
     except (AttributeError, UnicodeDecodeError) as error:
-        raise StoreConflict(f"what is stored as a note is none: {stored!r:.80}") from error
+        raise StoreConflict(f"the stored note is not valid UTF-8: {stored!r:.80}") from error

@@ -8,7 +8,7 @@ from headgate.decision cimport Decision, joined, new_decision
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
-cdef int SHARDS, LAST_SHARD, NEW_KEYS_PER_LOOK, LOOKED_AT_FOR_NEW_KEYS, LOOKED_AT_WHEN_FULL
+cdef int SHARDS, LAST_SHARD, NEW_KEYS_PER_CHECK, CHECKED_FOR_NEW_KEYS, CHECKED_WHEN_FULL
 cdef int64_t GRACE_US, NEVER
 
 cdef class Counters:
@@ -35,13 +35,13 @@ cdef class Table:
     @cython.locals(shard=dict)
     cdef MeterState get(self, key)
     cdef MeterState find(self, place)
-    cdef MeterState without_own(self, int64_t now, bint has_room)
+    cdef MeterState state_of_new_key(self, int64_t now, bint has_room)
     @cython.locals(shard=dict, state=MeterState)
     cdef MeterState add(self, key, int64_t now)
     @cython.locals(shards=list, shard=dict, kept=dict, meter=Meter, state=MeterState)
-    cdef look_at(self, Py_ssize_t most, int64_t now)
+    cdef drop_expired(self, Py_ssize_t most, int64_t now)
     @cython.locals(left=int64_t)
-    cdef written(self, MeterState state, explicit_now)
+    cdef set_expiry(self, MeterState state, explicit_now)
 
 cdef class Slot:
     cdef Py_ssize_t place

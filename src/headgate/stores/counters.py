@@ -1,15 +1,14 @@
-"""The memory store's counters: one path from a request to its answer.
+"""The counters of the memory store.
 
-`MemoryGate.ask` finds the states of all rules, asks all of them, and charges all or none, under one lock. This file is also
-compiled, with the types in `counters.pxd`.
+`MemoryGate.ask` finds the states of all rules, checks all of them, and charges all or none, under one lock. This file is
+also compiled, with the types in `counters.pxd`.
 
-The lock is reentrant, but a call is not: a signal handler, a `__del__` or a weak reference's callback may run in the middle
-of a call, on its thread, and what it asks then is refused at once (`Counters.busy`) instead of being counted between two
-steps.
+The lock is reentrant, but a call is not: a signal handler, a `__del__` or a weak reference's callback may interrupt a call
+on its thread. If it calls the store, the inner call raises an error (`Counters.busy`).
 
-Expiry has no thread: every eighth new key looks at sixteen old ones and drops those whose state equals a fresh one. A live
-key is never dropped to make room. When the store is full, new keys share one overflow state, with the rule's quota, until
-nothing is counted there any more.
+States expire without a thread: every eighth new key checks sixteen old keys and drops expired states. Live keys are never
+dropped. If the store is full, new keys of a rule share one overflow state, with the rule's quota, until that state has
+expired.
 """
 
 from __future__ import annotations
@@ -48,42 +47,42 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 
 NEVER: int = -(2**62)
-"""The time of what does not happen, as in `meters`."""
+"""A time that is never reached, as in `meters`."""
 
-SHARDS: int = 64  # a dictionary of a million keys takes 30 ms to grow, one of these half a millisecond
+SHARDS: int = 64  # a dictionary of a million keys takes 30 ms to grow, a shard takes 0.5 ms
 LAST_SHARD: int = SHARDS - 1
-NEW_KEYS_PER_LOOK: int = 8  # in plain Python, beginning to look takes as long as looking at a key
-LOOKED_AT_FOR_NEW_KEYS: int = 2 * NEW_KEYS_PER_LOOK
-LOOKED_AT_WHEN_FULL: int = 32
-GRACE_US: int = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
+NEW_KEYS_PER_CHECK: int = 8  # in plain Python, starting a check takes as long as checking a key
+CHECKED_FOR_NEW_KEYS: int = 2 * NEW_KEYS_PER_CHECK
+CHECKED_WHEN_FULL: int = 32
+GRACE_US: int = 3_600_000_000  # additional lifetime of a state that was written with an explicit `now=`
 
 
 class _Overflow:
-    """The key that all new keys share while the store is full; equal to no key that a caller can write."""
+    """The key of the overflow state; different from every key of a caller."""
 
     def __repr__(self) -> str:
         return "<overflow>"
 
 
 OVERFLOW = _Overflow()
-"""The place in a receipt of units that a full memory store counted in its overflow state."""
+"""The key in a receipt of units in the overflow state."""
 
 
 class Counters:
-    """All states of a memory store, and the lock over them.
+    """All states of a memory store, and their lock.
 
     Attributes:
         lock: Held during every call.
-        busy: Whether a call is under way; a thread that holds the lock and finds it set is inside that call.
-        keys: How many states are kept.
-        max_keys: How many may be.
-        overflowed: How many calls were counted in an overflow state.
-        births: The last birth that was given to a state.
+        busy: Whether a call is in progress; if a thread that holds the lock finds it set, it is inside that call.
+        keys: Number of states.
+        max_keys: Maximum number of states.
+        overflowed: Number of calls that were counted in an overflow state.
+        births: The last birth of a state.
     """
 
     def __init__(self, clock: Clock, max_keys: int) -> None:
         self.clock = clock
-        # The usual clock is read without a call of ours in between; where this is compiled, without one of Python's either.
+        # The default clock is read directly, for speed.
         self.is_usual: bool = type(clock) is SteadyClock and clock.is_of_system
         self.epoch_us: int = clock.epoch_us if isinstance(clock, SteadyClock) else 0
         self.max_keys: int = max_keys
@@ -95,9 +94,9 @@ class Counters:
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
     def after_fork_in_child(self, forks: HeldInForks) -> None:
-        """Begin with births of this process's own: with the parent's, two states could have the same birth.
+        """Choose new births, because parent and child would otherwise produce the same ones.
 
-        If the thread that forked is inside a call, that call goes on.
+        If the forking thread is inside a call, that call continues.
         """
         self.births = random.SystemRandom().randrange(1, MAX_UNITS)
         self.lock = forks.after_in_child(self.lock, new_rlock)
@@ -113,13 +112,13 @@ class Counters:
         return self.tables.get(place) or self.tables.setdefault(place, Table(self, meter))
 
     def make_room(self) -> None:
-        """Drop a few states that equal fresh ones, if the store is full."""
+        """Drop a few expired states if the store is full."""
         if self.keys >= self.max_keys:
             for table in list(self.tables.values()):  # another thread may bind rules at any time
-                table.look_at(LOOKED_AT_WHEN_FULL, self.now())
+                table.drop_expired(CHECKED_WHEN_FULL, self.now())
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
-        """Return the result of some work that no other call may interrupt."""
+        """Return the result of a function that runs exclusively."""
         result: T = while_locked(self.lock, self._alone, work, args)
         return result
 
@@ -133,7 +132,7 @@ class Counters:
             self.busy = False
 
     def states(self) -> dict[tuple[tuple[str, str], object], State]:
-        """Return everything that is counted: by limiter and rule, and key, as the pure functions have it."""
+        """Return all states in the form of the pure functions, by limiter and rule, and key."""
         return {
             (place, key): state
             for place, table in list(self.tables.items())
@@ -142,58 +141,58 @@ class Counters:
         }
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all states."""
         for table in list(self.tables.values()):
             table.clear()
         self.keys = 0
 
 
 class Table:
-    """The states of one rule by key. The store's lock is held by the caller.
+    """The states of one rule by key. The caller holds the store's lock.
 
-    Every key stands exactly once in the queue of keys to look at; only looking at it takes it out.
+    Every key is exactly once in the queue of keys to check; only `drop_expired` removes it.
     """
 
     def __init__(self, counters: Counters, meter: Meter) -> None:
         self.counters: Counters = counters
         self.meter: Meter = meter
         self.blank: MeterState = meter.new()
-        """What every key without a state of its own is asked by; it is never charged."""
+        """The state for decisions about new keys; it is never charged."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget all states; the counters' number of keys is for the caller to set."""
+        """Delete all states; the caller sets the number of keys of the counters."""
         self.shards: list[dict[PlainKey, MeterState]] = [{} for _ in range(SHARDS)]
         self.queue: deque[PlainKey] = deque()
         self.overflow: MeterState = self.meter.new()
-        # Until when, by the store's clock, a state stays that was written at a time of the caller's own: that time
-        # may run on another scale, so it cannot say when the state has become fresh.
+        # Expiry, by the store's clock, of states that were written with an explicit time. That time may be on another
+        # scale, so the expiry cannot be computed from the state.
         self.kept: dict[MeterState, int] = {}
 
     def states(self) -> list[tuple[object, State | None]]:
-        """Return all states with their keys, as the pure functions have them."""
+        """Return all keys and states in the form of the pure functions."""
         found: list[tuple[object, MeterState]] = [(OVERFLOW, self.overflow)]
         for shard in self.shards:
             found += shard.items()
         return [(key, self.meter.as_tuple(state)) for key, state in found]
 
     def get(self, key: PlainKey) -> MeterState | None:
-        """Return the state of a key, if it has one of its own."""
+        """Return the state of a key, or `None` for a new key."""
         shard = self.shards[hash(key) & LAST_SHARD]
         return shard.get(key)
 
     def find(self, place: object) -> MeterState | None:
-        """Return the state that a receipt names."""
+        """Return the state that a receipt refers to."""
         return self.overflow if place is OVERFLOW else self.get(place)  # type: ignore[arg-type]  # a receipt of ours
 
-    def without_own(self, now: int, has_room: bool) -> MeterState:
-        """Return the state by which a key without one is asked: the blank or the overflow state."""
+    def state_of_new_key(self, now: int, has_room: bool) -> MeterState:
+        """Return the state for decisions about a new key: the blank or the overflow state."""
         return self.blank if has_room and self.meter.fresh_at(self.overflow) <= now else self.overflow
 
     def add(self, key: PlainKey, now: int) -> MeterState:
-        """Return a new state for a key, by the time of the store's clock."""
-        if not len(self.queue) % NEW_KEYS_PER_LOOK:
-            self.look_at(LOOKED_AT_FOR_NEW_KEYS, now)
+        """Add a state for a key, at a time of the store's clock."""
+        if not len(self.queue) % NEW_KEYS_PER_CHECK:
+            self.drop_expired(CHECKED_FOR_NEW_KEYS, now)
         state = self.meter.new()
         shard = self.shards[hash(key) & LAST_SHARD]
         shard[key] = state
@@ -201,16 +200,14 @@ class Table:
         self.queue.append(key)
         return state
 
-    def look_at(self, most: int, now: int) -> None:
-        """Drop those among the next few keys whose state equals a fresh one."""
+    def drop_expired(self, most: int, now: int) -> None:
+        """Check the next keys, at most `most`, and drop expired states."""
         queue, shards, meter, kept = self.queue, self.shards, self.meter, self.kept
         for _ in range(min(most, len(queue))):
             key = queue[0]
             shard = shards[hash(key) & LAST_SHARD]
             state = shard.get(key)
-            if (
-                state is not None
-            ):  # it is if a signal handler has raised between dropping it and the next step
+            if state is not None:  # None if a signal handler raised after `del` below
                 until = kept.get(state) if kept and state.birth else None
                 if (meter.fresh_at(state) if until is None else until) > now:
                     queue.rotate(-1)
@@ -221,8 +218,8 @@ class Table:
                 self.counters.keys -= 1
             queue.popleft()
 
-    def written(self, state: MeterState, explicit_now: int | None) -> None:
-        """Take note of the clock by which a state was written: the caller's own, or the store's."""
+    def set_expiry(self, state: MeterState, explicit_now: int | None) -> None:
+        """Store the expiry of a state that was written with an explicit time."""
         if explicit_now is not None:
             left = self.meter.fresh_at(state) - explicit_now
             self.kept[state] = self.counters.now() + (max(0, left)) + GRACE_US
@@ -231,16 +228,16 @@ class Table:
 
 
 class Slot:
-    """One rule of a gate in one tier, and what the call under way has found out about it.
+    """One rule of a gate in one tier, with variables of the current call.
 
-    A gate makes its slots once. They are in use while the store's lock is held, so no call needs any of its own.
+    A gate creates its slots once. Calls can share them, because they use them while they hold the store's lock.
     """
 
     __slots__ = ("birth", "cost", "empty_at", "key", "meter", "place", "state", "table", "used")
 
     def __init__(self, place: int, meter: Meter, table: Table) -> None:
         self.place: int = place
-        """Which of the gate's rules it is."""
+        """Index of the rule in the gate."""
         self.meter: Meter = meter
         self.table: Table = table
         self.state: MeterState = table.blank
@@ -249,10 +246,13 @@ class Slot:
         self.used: int = 0
         self.birth: int = 0
         self.empty_at: int = NEVER
-        """When nothing will be counted any more; known of units that were charged."""
+        """Time at which the count will be 0; set by a charge."""
 
     def decision(self, names: tuple[str, ...], at: int, admitted: bool, charged: bool) -> Decision:
-        """Return what this rule says of units that all rules admit, and that may be charged by now, or that one refuses."""
+        """Return the decision of this rule.
+
+        `admitted`: whether all rules admit the units; `charged`: whether they were charged already.
+        """
         meter, cost, used = self.meter, self.cost, self.used
         is_free, retry_after = True, NEVER
         if not admitted:
@@ -283,15 +283,15 @@ class MemoryGate:
         scopes = [rule.scope for rule in rules]
         self.is_plain: bool = all(scope is None for scope in scopes)
         self.scopes: tuple[str | None, ...] = tuple([None if scope == SHARED else scope for scope in scopes])
-        """What the entries of a key are called; `None` for the key of all callers."""
+        """The scope of each rule; `None` for the shared key."""
         self.named: int = -1 if None in scopes else len(set(self.scopes) - {None})
-        """How many entries a key has that is a mapping; it cannot be one if this is negative."""
+        """Number of entries of a mapping as key; negative if keys are not mappings."""
         self.pick: Callable[[Key | None], tuple[PlainKey, ...]] = key_picker(rules)
         self.tiers: Tiers[tuple[Slot, ...]] = Tiers(rules, self.make_slots)
         self.own: tuple[Slot, ...] = self.tiers.own
         self.by_tier: dict[str, tuple[Slot, ...]] = self.tiers.by_tier
         self.always_fits: int = self.tiers.always_fits
-        """A cost up to this one needs no closer look."""
+        """A cost up to this one needs no further check."""
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
@@ -306,7 +306,7 @@ class MemoryGate:
         return tuple([Slot(place, meters[place], table) for place, table in enumerate(tables)])
 
     def ask(self, request: Request) -> Answer:
-        """Answer a request: find the states of all rules, ask all of them, and charge all or none."""
+        """Decide a request: find the states of all rules, check all of them, and charge all or none."""
         key, cost, tier = request.key, request.cost, request.tier
         if type(cost) is int and 0 <= cost <= self.always_fits:
             units = cost
@@ -316,9 +316,9 @@ class MemoryGate:
             units = cost if type(cost) is int else -1
             slots = self.tiers.of(tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
-        lock = self.counters.lock  # kept: a fork during the call replaces it
+        lock = self.counters.lock  # a local variable, because a fork during the call replaces the lock
         taken = lock._recursion_count()
-        try:  # as in `while_locked`, which would cost a call
+        try:  # like `while_locked`, but without its call
             lock.acquire()
             answer = self.ask_alone(request, slots, keys, units)
             lock.release()
@@ -330,10 +330,10 @@ class MemoryGate:
     def ask_alone(
         self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None, units: int
     ) -> Answer:
-        """Answer a request while the lock is held.
+        """Decide a request while the lock is held.
 
-        Without `keys`, the one key is that of all rules; if `units` is negative, each rule has a cost of its own. One
-        function does it all: in plain Python, every call of another one takes a fiftieth of the time.
+        Without `keys`, all rules have the key of the request; if `units` is negative, the request has a cost per rule. This
+        is one function, because in plain Python every further call takes 2 % of the time.
         """
         operation, now, counters = request.operation, request.now, self.counters
         if counters.busy:
@@ -357,7 +357,7 @@ class MemoryGate:
                     used = meter.used(state, at)
                 if slot.cost and used + slot.cost * meter.part > meter.most:
                     admitted = False
-                # Last: if a loop inside `try` ends with an `if`, Python 3.12 and 3.13 leave its jump back out of the `try`.
+                # Last: if a loop inside `try` ended with an `if`, its jump back would be outside of it on Python 3.12, 3.13.
                 slot.state = state
                 slot.used = used
             if has_new and (counters.overflowed or counters.max_keys - counters.keys < len(slots)):
@@ -365,7 +365,7 @@ class MemoryGate:
             if request.replaces is not None:
                 return self.move(request, slots, at)
             holds, charged = False, admitted
-            if operation != "hit":  # first, because most are
+            if operation != "hit":  # first, because it is the most frequent
                 if operation == "peek":
                     charged = False
                 elif operation == "record":
@@ -382,15 +382,15 @@ class MemoryGate:
             counters.busy = False
 
     def decision(self, slots: tuple[Slot, ...], at: int, admitted: bool, charged: bool) -> Decision:
-        """Return what all rules say together.
+        """Return the joint decision of all rules.
 
-        A rule that would have admitted what another one refuses shows what it has left without this call.
+        If another rule refuses, the figures of an admitting rule are those without this call.
         """
-        # Not in `ask_alone`: what a comprehension uses, Python 3.11 puts into cells at every call of the function around it.
+        # Not in `ask_alone`: on Python 3.11 a comprehension there would make every call slower (closure cells).
         return joined([slot.decision(self.names, at, admitted, charged) for slot in slots])
 
     def keys_of(self, key: Key | None) -> tuple[PlainKey, ...]:
-        """Return the key of each rule; what is not as usual is for `pick` to judge."""
+        """Return the key of each rule: a fast path for mappings of text, else `pick`."""
         if type(key) is not dict or len(key) != self.named:
             return self.pick(key)
         parts: dict[Any, Any] = key
@@ -403,18 +403,18 @@ class MemoryGate:
         return tuple(keys)
 
     def find_room(self, slots: tuple[Slot, ...], at: int) -> bool:
-        """Let new keys be asked by overflow states, if the store is full or those have not expired since it was.
+        """Use overflow states for new keys, if the store is full or overflow states have not expired yet.
 
-        Return whether all rules admit then.
+        Return whether all rules admit.
         """
         counters = self.counters
-        counters.make_room()  # it may drop what was found
+        counters.make_room()  # it may drop states that were found before
         room = counters.max_keys - counters.keys
         overflowed, admitted = False, True
         for slot in slots:
             state = slot.table.get(slot.key)
             if state is None:
-                state = slot.table.without_own(at, room > 0)
+                state = slot.table.state_of_new_key(at, room > 0)
                 if state is slot.table.blank:
                     room -= 1
                 else:
@@ -428,19 +428,15 @@ class MemoryGate:
         return admitted
 
     def charge(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
-        """Charge every rule, and return the receipts if they are wanted and anything was charged."""
+        """Charge every rule; return receipts if it is a hold and any rule was charged."""
         try:
-            # A function of its own: of a loop inside `try`, Python 3.13 leaves out the jump back to its head.
             return self.charge_each(slots, at, now, holds)
-        except BaseException:  # a signal handler has raised, or there is no memory left
-            try:
-                self.undo(slots, at)
-            finally:  # once more, in case another one raised meanwhile; what is undone stays so
-                self.undo(slots, at)
+        except BaseException:  # a signal handler raised, or MemoryError
+            self.undo(slots, at)
             raise
 
     def charge_each(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
-        """As `charge`; if it raises, some may be charged and others not."""
+        """Like `charge`, but if it raises, some rules may be charged and others not."""
         receipts: list[tuple[object, Receipt]] | None = [] if holds else None
         counters, charged = self.counters, False
         for slot in slots:
@@ -461,11 +457,11 @@ class MemoryGate:
                 slot.state = state
             slot.empty_at = meter.charge(state, at, slot.used, cost, birth)
             if now is not None or table.kept:
-                table.written(state, now)
+                table.set_expiry(state, now)
         return tuple(receipts) if receipts is not None and charged else None
 
     def undo(self, slots: tuple[Slot, ...], at: int) -> None:
-        """Give back what was charged before the call was broken off."""
+        """Give back units that were charged before the call was interrupted."""
         for slot in slots:
             meter, state = slot.meter, slot.state
             if state is not slot.table.blank and meter.used(state, at) > slot.used:
@@ -473,20 +469,20 @@ class MemoryGate:
                 meter.refund(state, receipt, slot.cost, at)
 
     def record(self, slots: tuple[Slot, ...], at: int, now: int | None) -> None:
-        """Count units that have been used already, even beyond the limits."""
+        """Count used units, even beyond the limits."""
         for slot in slots:
             if slot.cost:
                 slot.meter.check_countable(slot.used, slot.cost)
         self.charge(slots, at, now, False)
 
     def move(self, request: Request, slots: tuple[Slot, ...], at: int) -> Answer:
-        """Take units in place of those of a hold, or renew its leases."""
-        replaced: Receipts = request.replaces  # type: ignore[assignment]  # it has some
+        """Replace the units of a hold, or renew its leases."""
+        replaced: Receipts = request.replaces  # type: ignore[assignment]  # not None here
         receipts: list[Receipt] = []
         for slot in slots:
             place, receipt = replaced[slot.place]
             if receipt and place != (OVERFLOW if slot.state is slot.table.overflow else slot.key):
-                # Charged elsewhere, because the store was full then or is so now: leases are renewed there, units stay.
+                # Charged in another state, because the store was or is full: renew leases there, leave units.
                 if request.operation == "renew":
                     slot.state = slot.table.find(place) or slot.table.blank
                 else:
@@ -521,7 +517,7 @@ class MemoryGate:
     def move_each(
         self, slots: tuple[Slot, ...], receipts: list[Receipt], at: int, now: int | None
     ) -> Receipts:
-        """Charge every rule in place of its receipt, and return the new receipts."""
+        """Replace the receipt of every rule by a new charge, and return the new receipts."""
         taken: list[tuple[object, Receipt]] = []
         counters = self.counters
         for slot in slots:
@@ -539,7 +535,7 @@ class MemoryGate:
             else:
                 receipt = slot.meter.receipt(state, at, slot.used, slot.cost, birth)
                 slot.meter.charge(state, at, slot.used, slot.cost, birth)
-            table.written(state, now)
+            table.set_expiry(state, now)
             taken.append((place, receipt))
         return tuple(taken)
 
@@ -556,10 +552,10 @@ class MemoryGate:
             if state is not None:
                 slot.meter.refund(state, receipt, units, at)
                 if now is not None or slot.table.kept:
-                    slot.table.written(state, now)
+                    slot.table.set_expiry(state, now)
 
     def reset(self, key: Key | None) -> None:
-        """Forget what was counted for a key."""
+        """Delete the counts of a key."""
         self.counters.alone(self.reset_alone, self.keys_of(key))
 
     def reset_alone(self, keys: tuple[PlainKey, ...]) -> None:

@@ -3,10 +3,10 @@
 In one process, all handles with the same key use one store, and so its connections and its breaker. A limiter or a policy
 that opens a URL has one handle. Closing the last open handle closes the store, and the next handle opens a new store.
 
-A handle that is garbage-collected without `close` still counts as open, because a hold or a limiter of a policy may go on
-using the store. Such a store is closed when nothing refers to it any more: the table below has only weak references.
+A handle that is garbage-collected without `close` still counts as open, because a hold or a limiter of a policy may still
+use the store. Such a store is closed when it is garbage-collected: the table below has only weak references.
 
-A forked process inherits the handles. Its store connects again, and closing it there leaves the parent's connections alone.
+A forked process inherits the handles. Its store connects again, and closing it there does not affect the parent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The store in this process's memory: exact, fast, and gone with the process.
+"""The memory store: exact and fast, but not shared or durable.
 
-How it counts is in `headgate.stores.counters`; here is what users see of it, and the notes.
+The counters are in `headgate.stores.counters`; this module has the public class and the notes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ class MemoryStore(Closing):
     """Counts in this process's memory.
 
     Args:
-        max_keys: How many states may live at once, over all rules; beyond it, new keys share an overflow key.
-        clock: Where time comes from; by default the monotonic clock, so that setting the machine's clock neither
-            blocks nor grants anything.
-        max_notes: How many notes may be kept at once. A live one is never dropped to make room: beyond it, new ones are
-            refused with `StoreError`.
+        max_keys: Maximum number of states of all rules; beyond it, new keys share an overflow state.
+        clock: The clock; by default the monotonic clock, so that changes of the machine's time have no effect.
+        max_notes: Maximum number of notes. Live notes are never dropped: beyond it, new notes raise `StoreError`.
     """
 
-    guarantees = Guarantees(may_lose="everything when the process ends; each process counts for itself")
+    guarantees = Guarantees(may_lose="everything when the process ends; each process counts separately")
     remote = False
     has_rules = False
 
@@ -55,12 +53,12 @@ class MemoryStore(Closing):
 
     @property
     def overflowed(self) -> int:
-        """How many calls were counted in an overflow state so far."""
+        """Number of calls that were counted in an overflow state."""
         return self._counters.overflowed
 
     @property
     def notes(self) -> AsyncNotes:
-        """The store itself keeps notes."""
+        """The store itself."""
         return self
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
@@ -75,7 +73,7 @@ class MemoryStore(Closing):
         """See `AsyncNotes.note`.
 
         Raises:
-            StoreError: There are `max_notes` notes already, and none of them may be forgotten yet.
+            StoreError: There are `max_notes` live notes already.
         """
         return self._counters.alone(self._notes.add, name, text, check_note(name, text, seconds))
 
@@ -84,7 +82,7 @@ class MemoryStore(Closing):
         return self._counters.alone(self._notes.get, name)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Delete all counts and notes."""
         self._counters.alone(self._clear)
 
     def _clear(self) -> None:
@@ -92,16 +90,16 @@ class MemoryStore(Closing):
         self._counters.clear()
 
     async def aclose(self) -> None:
-        """Forget everything."""
+        """Delete all counts and notes."""
         self.close()
 
     def __len__(self) -> int:
-        """Return how many states are kept, those that have become fresh but were not looked at yet included."""
+        """Return the number of states, including expired states that were not removed yet."""
         return self._counters.keys
 
-    # A fork while another thread is in the middle of a call would leave the lock taken for ever in the child, and a state
-    # half written. So the lock is held during a fork. The thread that forks may itself be in the middle of a call, in a
-    # signal handler; then both processes go on with that call.
+    # A fork during a call of another thread would leave the lock locked in the child, and a state half written. So the lock
+    # is held during a fork. The forking thread may itself be inside a call, in a signal handler; then both processes
+    # continue that call.
 
     def before_fork(self) -> None:
         self._forks.before(self._counters.lock)
@@ -114,19 +112,19 @@ class MemoryStore(Closing):
 
 
 class Notes:
-    """The notes of a store by name. The store's lock is held by the caller."""
+    """The notes of a store by name. The caller holds the store's lock."""
 
     def __init__(self, counters: Counters, max_notes: int) -> None:
         self._now = counters.now
         self._max_notes = max_notes
-        self._by_name: dict[str, tuple[int, str]] = {}  # when it may be forgotten, and the text
-        self._expiring: list[tuple[int, str]] = []  # a heap of the same times, with the names
+        self._by_name: dict[str, tuple[int, str]] = {}  # expiry and text
+        self._expiring: list[tuple[int, str]] = []  # a heap of expiries and names
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Delete all notes."""
         self._by_name.clear()
         self._expiring.clear()
 
@@ -144,17 +142,17 @@ class Notes:
         if name not in self._by_name and len(self._by_name) >= self._max_notes:
             raise StoreError(
                 f"the memory store keeps {self._max_notes} notes already and none has expired; "
-                f"make it with a higher max_notes=, or use a store outside of this process, like 'sqlite:///limits.db'"
+                f"create it with a higher max_notes=, or use a store outside of this process, like 'sqlite:///limits.db'"
             )
         self._by_name[name] = now + lasting, text
         heappush(self._expiring, (now + lasting, name))
         return text
 
     def _drop_expired(self, now: int) -> None:
-        """Drop the few that expired first: more than come with each call, so that they never pile up."""
+        """Drop a few expired notes: more than one per new note, so that they do not accumulate."""
         for _ in range(_DROPPED_PER_NEW_NOTE):
             if not self._expiring or self._expiring[0][0] > now:
                 return
             expired = heappop(self._expiring)
-            if self._by_name.get(expired[1], expired)[0] == expired[0]:  # and not noted anew since
+            if self._by_name.get(expired[1], expired)[0] == expired[0]:  # not extended since
                 self._by_name.pop(expired[1], None)

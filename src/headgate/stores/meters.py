@@ -1,13 +1,13 @@
-"""Rules over states that change in place: what the memory store counts with.
+"""Meters: the algorithms of the memory store, with mutable states.
 
-`headgate.algorithms` explains each rule and is the reference; a meter gives the same answers without making a new state for
-every call. It asks and charges in two steps, so that several rules can be asked before any of them is charged.
+`headgate.algorithms` explains each rule and is the reference; a meter gives the same results without creating a new state
+for every call. Checking and charging are separate steps, so that several rules can be checked before any of them is charged.
 
-A unit is `part` parts, and at most `most` parts may be in use: a token bucket needs the fractions, windows count units.
+A unit consists of `part` parts, and at most `most` parts may be in use: token buckets need fractions, windows count units.
 
-This file is also compiled, with the types in `meters.pxd`. So every number stays below 2^63, also in between: where a
-product could pass it, a division comes first. And a signal handler may raise wherever Python calls something, so a state is
-changed in one go: nothing is called between the first assignment and the last.
+This file is also compiled, with the types in `meters.pxd`. So every number, also every intermediate result, stays below
+2^63: if a product could exceed it, the division comes first. A signal handler may raise at any call in Python, so there is
+no call between the first and the last assignment to a state.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headgate.quota import MAX_UNITS as _MAX_UNITS
 
 MAX_UNITS: int = _MAX_UNITS
 NEVER: int = -(2**62)
-"""The time of what does not happen."""
+"""A time that is never reached."""
 
 
 class MeterState:
-    """What is counted for one key under one rule; with a birth of 0, nothing is."""
+    """The count of one key and rule; empty if the birth is 0."""
 
     __slots__ = ("birth",)
 
@@ -46,10 +46,10 @@ class MeterState:
 
 
 class Meter:
-    """A rule made ready for one quota.
+    """A rule with one quota.
 
     Attributes:
-        algorithm: The pure functions of the same rule, for what is rarely asked.
+        algorithm: The pure functions of the same rule, for rare operations.
     """
 
     __slots__ = ("algorithm", "limit", "most", "name", "part")
@@ -62,39 +62,39 @@ class Meter:
         self.most: int = self.limit * part
 
     def new(self) -> MeterState:
-        """Return a state in which nothing is counted."""
+        """Return an empty state."""
         raise NotImplementedError
 
     def clear(self, s: MeterState) -> None:
-        """Forget what is counted in a state."""
+        """Make a state empty."""
         raise NotImplementedError
 
     def used(self, s: MeterState, now: int) -> int:
-        """Return the parts in use; later answers are the same whether this was asked or not."""
+        """Return the parts in use; the call does not affect later results."""
         raise NotImplementedError
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
-        """Count units on top of what `used` has returned, and return when nothing will be counted any more."""
+        """Add units to the result of `used`, and return the time at which the count will be 0."""
         raise NotImplementedError
 
     def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
-        """Return what gives units back that are about to be charged with the same arguments."""
+        """Return the receipt of a charge with the same arguments; called before the charge."""
         raise NotImplementedError
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
-        """Return when so many of the parts in use will be free; `NEVER` if no waiting helps."""
+        """Return the time at which `excess` parts will be free; `NEVER` if they will not."""
         raise NotImplementedError
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
-        """Return when nothing will be counted any more if units were charged on top of what is used."""
+        """Return the time at which the count would be 0 after a charge of `cost`."""
         raise NotImplementedError
 
     def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
-        """Return the verdict on units that would take the place of a receipt's."""
+        """Return the verdict on replacing the units of a receipt."""
         return self.algorithm.move(self.as_tuple(s), receipt, now, cost, 0)[1]
 
     def move(self, s: MeterState, receipt: Receipt, now: int, cost: int, birth: int) -> Receipt:
-        """Replace a receipt's units by new ones, which `ask_move` admitted, and return their receipt.
+        """Replace the units of a receipt after `ask_move` admitted it, and return the new receipt.
 
         New units are charged before the old ones are given back, in case a signal handler raises in between.
         """
@@ -116,21 +116,21 @@ class Meter:
         raise NotImplementedError
 
     def as_tuple(self, s: MeterState) -> State | None:
-        """Return the state as the pure functions have it."""
+        """Return the state in the form of the pure functions."""
         raise NotImplementedError
 
     def load(self, s: MeterState, numbers: State) -> None:
-        """Make a state one that the pure functions have returned."""
+        """Set a state from the form of the pure functions."""
         raise NotImplementedError
 
     def check_countable(self, used: int, cost: int) -> None:
-        """Refuse units that would take a count beyond what every store keeps exactly."""
+        """Refuse a cost that would take the count above `MAX_UNITS`."""
         if used > MAX_UNITS or cost > (MAX_UNITS - used) // self.part:
             raise CostTooHigh(cost, max(0, MAX_UNITS - used) // self.part, self.name)
 
 
 class WindowState(MeterState):
-    """When the window ends that is counted in, and the units in it."""
+    """The end of a window, and the units in it."""
 
     __slots__ = ("count", "end")
 
@@ -141,27 +141,27 @@ class WindowState(MeterState):
 
 
 class WindowMeter(Meter):
-    """Units in the window that `now` falls into, or in a later one that was already counted in."""
+    """Units in the window that contains `now`, or in a later window if that has counts already."""
 
     __slots__ = ()
 
     def ends(self, now: int) -> int:
-        """Return when the window ends that a time falls into."""
+        """Return the end of the window that contains a time."""
         raise NotImplementedError
 
     def number(self, end: int) -> int:
-        """Return what the pure functions call the window that ends then."""
+        """Return the number of the window with this end, as in the pure functions."""
         raise NotImplementedError
 
     def end_of(self, number: int) -> int:
-        """Return when the window ends that they call so."""
+        """Return the end of the window with this number."""
         raise NotImplementedError
 
     def new(self) -> MeterState:
         return WindowState()
 
     def clear(self, s: MeterState) -> None:
-        state: WindowState = s  # type: ignore[assignment]  # each meter is given its own states
+        state: WindowState = s  # type: ignore[assignment]  # each meter gets states of its class
         state.birth = 0
         state.end = 0
         state.count = 0
@@ -225,7 +225,7 @@ class WindowMeter(Meter):
 
 
 class FixedMeter(WindowMeter):
-    """Windows of one length, aligned to the epoch."""
+    """Windows of a fixed length, aligned to the epoch."""
 
     __slots__ = ("period",)
 
@@ -244,7 +244,7 @@ class FixedMeter(WindowMeter):
 
 
 class CalendarMeter(WindowMeter):
-    """Days, weeks, months or years of a time zone; the window that was asked for last is remembered."""
+    """Days, weeks, months or years of a time zone, with a cache of the last window."""
 
     __slots__ = ("end", "start")
 
@@ -271,9 +271,9 @@ class CalendarMeter(WindowMeter):
 class ConcurrentState(MeterState):
     """The leases of a key.
 
-    `leases` has end, order, number and units of each lease, sorted; no two have the same order. `by_number` finds a lease;
-    it may still have some that were dropped. The first `ended` leases had ended when they were last looked at, and `total`
-    is the units of the others. `latest` is the latest time at which a lease began or was renewed.
+    `leases` has end, order, number and units of each lease, sorted; no two have the same order. `by_number` is an index;
+    it may still contain dropped leases. At the last check the first `ended` leases had ended; `total` is the units of the
+    others. `latest` is the latest time at which a lease began or was renewed.
     """
 
     __slots__ = ("by_number", "ended", "latest", "leases", "order", "total")
@@ -289,7 +289,7 @@ class ConcurrentState(MeterState):
 
 
 class ConcurrentMeter(Meter):
-    """Units of the leases that have not ended."""
+    """Units of live leases."""
 
     __slots__ = ("lease",)
 
@@ -341,7 +341,7 @@ class ConcurrentMeter(Meter):
             return lease[0]
         self.drop(state)
         place = bisect_left(state.leases, lease)
-        state.by_number[birth] = lease  # first: there may be no memory for the second
+        state.by_number[birth] = lease  # first, in case the next line raises MemoryError
         state.leases[place:place] = [lease]
         state.latest = time
         state.total += cost
@@ -475,12 +475,12 @@ class ConcurrentMeter(Meter):
 
 
 class SlidingState(MeterState):
-    """The newest bucket, and the ones before it.
+    """The newest bucket and older ones.
 
-    `older` has index and units of each, oldest first. Those before the place `first` are dropped, those before `live` had
-    expired when they were last looked at; `total` is the units of all that are live, the newest included. This is so up to
-    the time `until`, when the oldest live bucket expires. It is `NEVER` if that is not known, or if a bucket has expired
-    that would count again if the clock went back: then they have to be looked at.
+    `older` has index and units of each bucket, oldest first. Buckets before the place `first` are dropped; buckets before
+    `live` had expired at the last check; `total` is the units of all live buckets, including the newest. This is valid up to
+    the time `until`, when the oldest live bucket expires. `until` is `NEVER` if a check is needed: the time is unknown, or
+    an expired bucket would count again if the clock went back.
     """
 
     __slots__ = ("first", "live", "newest", "older", "total", "units", "until")
@@ -497,7 +497,7 @@ class SlidingState(MeterState):
 
 
 class SlidingMeter(Meter):
-    """Units in the buckets that are still alive; a log is one whose buckets are a microsecond wide."""
+    """Units in live buckets; the buckets of a log are a microsecond wide."""
 
     __slots__ = ("full", "lifetime", "width")
 
@@ -532,7 +532,7 @@ class SlidingMeter(Meter):
         return state.total
 
     def look(self, state: SlidingState, now: int) -> None:
-        """Move the border between the buckets that have expired and the live ones."""
+        """Move the boundary between expired and live buckets."""
         older, oldest = state.older, state.newest
         live, total = state.live, state.total
         if older is not None:
@@ -545,7 +545,7 @@ class SlidingMeter(Meter):
                 units = older[live + 1]
                 total -= units
                 live += 2
-            while live > state.first:  # and if the clock went back
+            while live > state.first:  # if the clock went back
                 index = older[live - 2]
                 if index <= dead:
                     break
@@ -660,7 +660,7 @@ class SlidingMeter(Meter):
             self.forget_newest(state)
 
     def find_older(self, state: SlidingState, index: int) -> int:
-        """Return the place of a bucket before the newest; -1 if it is not there."""
+        """Return the place of an older bucket; -1 if it does not exist."""
         older = state.older
         if older is None:
             return -1
@@ -675,7 +675,7 @@ class SlidingMeter(Meter):
         return place if place < len(older) and older[place] == index else -1
 
     def counted(self, state: SlidingState, receipt: Receipt) -> int:
-        """Return how many of a receipt's units are in the total."""
+        """Return the number of a receipt's units in the total."""
         birth, index, held = receipt
         if state.birth != birth:
             return 0
@@ -728,7 +728,7 @@ class SlidingMeter(Meter):
         return taken
 
     def refund_older(self, state: SlidingState, index: int, cost: int) -> None:
-        """Give units back to a bucket before the newest, if it is still there."""
+        """Give units of an older bucket back, if it still exists."""
         older, place = state.older, self.find_older(state, index)
         if older is None or place < 0:
             return
@@ -743,10 +743,10 @@ class SlidingMeter(Meter):
             older[place + 1] = units - cost
         else:
             state.until = NEVER
-            del older[place : place + 2]  # kept without units, they would make a log larger than its limit
+            del older[place : place + 2]  # an empty bucket would make a log larger than its limit
 
     def forget_newest(self, state: SlidingState) -> None:
-        """Let the bucket before the newest be the newest."""
+        """Remove the newest bucket; the one before it becomes the newest."""
         older = state.older
         size = 0 if older is None else len(older)
         if older is None or size <= state.first:
@@ -755,7 +755,7 @@ class SlidingMeter(Meter):
         total, live = state.total - state.units, state.live
         size -= 2
         newest, units = older[size], older[size + 1]
-        if live > size:  # it has expired, so it is not in the total
+        if live > size:  # it has expired, so the total does not contain it
             live = size
             total += units
         state.newest = newest
@@ -792,7 +792,7 @@ class SlidingMeter(Meter):
 
 
 class BucketState(MeterState):
-    """The level at a time in ticks, the total ever refunded, and the shape that the level was measured in."""
+    """The level at a time in ticks, the total of refunds, and the shape of the level."""
 
     __slots__ = ("level", "refunded", "shape", "time")
 
@@ -805,19 +805,19 @@ class BucketState(MeterState):
 
 
 class BucketMeter(Meter):
-    """What has been taken and has not drained away: `n` parts per tick.
+    """A level that drains by `n` parts per tick.
 
     Attributes:
-        shape: `n`, `part` and `most`; a state of another one was charged under another quota.
+        shape: `n`, `part` and `most`; a state with another shape was charged by another quota.
     """
 
     __slots__ = ("longest", "n", "shape", "tick")
 
     def __init__(self, rule: TokenBucket) -> None:
         super().__init__(rule, rule.d)
-        self.n: int = rule.n or 1  # of one that is closed, so that a blank state is fresh at once
+        self.n: int = rule.n or 1  # 1 for a limit of 0, so that a blank state is fresh
         self.tick: int = rule.tick
-        self.longest: int = MAX_UNITS // self.n  # ticks in which all drains that can be counted
+        self.longest: int = MAX_UNITS // self.n  # ticks in which the largest level drains
         self.shape: tuple[int, int, int] = (self.n, self.part, self.most)
 
     def new(self) -> MeterState:
@@ -844,14 +844,14 @@ class BucketMeter(Meter):
         return level - drained
 
     def converted(self, state: BucketState, passed: int) -> int:
-        """Return the level of a state of any shape in this one, after some ticks, or more than can be counted."""
+        """Return the level of a state converted to this shape, after `passed` ticks; above `MAX_UNITS` if too large."""
         n, part, _ = state.shape
         if passed >= -(state.level // -n):
-            return 0  # drained away in its own shape: fresh for every caller
+            return 0  # drained in its own shape: fresh for every caller
         return converted(state.level, self.part, part)
 
     def differs(self, state: BucketState) -> bool:
-        """Return whether a state was measured in another shape."""
+        """Return whether a state has another shape."""
         return state.shape is not self.shape and state.shape != self.shape
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
@@ -884,10 +884,10 @@ class BucketMeter(Meter):
         drained = (time - excess // -self.n) * self.tick
         if state.shape is self.shape:
             return drained
-        # It keeps its shape if nothing is written, and is fresh as soon as it is so in one of the two.
+        # Without a write the state keeps its shape. It is fresh as soon as it is fresh in one of the two shapes.
         fresh = self.fresh_at(state)
         if self.used(state, now) > MAX_UNITS:
-            return fresh  # it cannot be counted in this shape
+            return fresh  # too large in this shape
         return min(drained, fresh)
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
@@ -916,8 +916,8 @@ class BucketMeter(Meter):
         left = level - n * (now - time)
         if cost > held:
             cost = held
-        # What has drained since came first out of what was there before the hold and has not been given back since, then
-        # out of the units that stay charged, and only then out of those that are given back.
+        # Order of drainage since the hold: first units from before the hold that were not refunded since, then units that
+        # stay charged, and last the units to give back.
         kept = before - (refunded - refunded_before)
         kept = (max(0, kept)) + (held - cost) * part
         back = cost * part
@@ -930,7 +930,7 @@ class BucketMeter(Meter):
             self.clear(state)
             return
         if cost == held and level == before + held * part and time == at and refunded == refunded_before:
-            # Nothing has happened since the hold: back to the state before it.
+            # The state has not changed since the hold: restore the state before it.
             state.level = before + n * (at - time_before)
             state.time = time_before
             return
@@ -966,7 +966,7 @@ class BucketMeter(Meter):
 
 
 class ClosedMeter(BucketMeter):
-    """A token bucket with a limit of 0, in which nothing is ever counted."""
+    """A token bucket with a limit of 0, which never counts anything."""
 
     __slots__ = ()
 
@@ -993,15 +993,15 @@ class ClosedMeter(BucketMeter):
 
 
 def converted(level: int, part: int, old_part: int) -> int:
-    """Return a level in other parts, rounded up, or more than can be counted.
+    """Return a level in other parts, rounded up; above `MAX_UNITS` if too large.
 
-    The product may have 88 bits, so these are numbers of Python's own.
+    The product may have 88 bits, so this function uses Python integers.
     """
     return min(-(level * part // -old_part), _MAX_UNITS + 1)
 
 
 def meter_for(algorithm: Algorithm) -> Meter:
-    """Return what counts in memory as an algorithm does."""
+    """Return the meter of an algorithm."""
     match algorithm:
         case FixedWindow():
             return FixedMeter(algorithm)

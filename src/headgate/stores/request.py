@@ -1,4 +1,4 @@
-"""What a limiter asks of a store: one small value, made on every call and so compiled where it can be."""
+"""The request of a limiter to a gate. Every call creates one, so this file is also compiled."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from headgate.quota import Quotas
 
 
 class Request:
-    """One question to a gate.
+    """A request to a gate.
 
-    A request with quotas or receipts to replace has its costs in a tuple: a store that finds a plain number has found the
-    plainest request there is.
+    The cost is a tuple if there are quotas or receipts to replace. So a store can recognise a plain request by its cost.
 
     Attributes:
-        operation: What is asked.
-        key: Whose units.
-        cost: How many, of every rule or of each.
+        operation: The operation.
+        key: The key.
+        cost: One number for every rule, or one number per rule.
         tier: The caller's tier.
-        now: When, in microseconds since the epoch; `None` for the store's own clock.
-        quotas: By which quotas, where they are not those of the tier.
-        replaces: Receipts of a hold whose units are given back first, in the same step; after a refusal nothing has changed.
-            Of a `renew`: the receipts of the leases, which stay valid.
+        now: Time in microseconds since the epoch; `None` for the store's clock.
+        quotas: Quotas per rule that replace those of the tier.
+        replaces: Receipts of a hold whose units are given back first, in the same step; a refusal changes nothing. For a
+            `renew`: the receipts of the leases, which stay valid.
     """
 
     __slots__ = ("cost", "key", "now", "operation", "quotas", "replaces", "tier")
@@ -42,7 +41,7 @@ class Request:
     ) -> None:
         self.operation: Operation = operation
         self.key = key
-        # `Costs`; most stores look whether it is a plain number, and then go on with that.
+        # `Costs`; most stores check first whether it is a number.
         self.cost: Any = cost
         self.tier = tier if tier is None or type(tier) is str else check_text("a tier", tier, 0)
         self.now = now
@@ -51,43 +50,43 @@ class Request:
 
     @property
     def charges(self) -> bool:
-        """Whether it costs anything."""
+        """Whether the cost is above 0."""
         return any(self.cost) if isinstance(self.cost, tuple) else self.cost > 0
 
     @property
     def is_given_up(self) -> bool:
-        """Whether what it takes is given back if its caller is cancelled: a new hold, which no one would end."""
+        """Whether its units are given back if its caller is cancelled: a new hold, which nobody would end."""
         return self.operation == "hold" and self.replaces is None
 
     @property
     def is_completed(self) -> bool:
-        """Whether it is carried out even if its caller is cancelled: it says what has been done."""
+        """Whether it is completed even if its caller is cancelled, because it reports work that is done."""
         return self.operation == "record" or (self.replaces is not None and self.operation != "renew")
 
     def costs(self, rules: int) -> tuple[int, ...]:
-        """Return the cost for each of so many rules."""
+        """Return the cost of each rule."""
         return self.cost if isinstance(self.cost, tuple) else (self.cost,) * rules
 
     def at(self, now: int) -> Request:
-        """Return the same request at a time of the caller's own, if it has none."""
+        """Return the request with this time, unless it has a time already."""
         if self.now is not None:
             return self
         return Request(self.operation, self.key, self.cost, self.tier, now, self.quotas, self.replaces)
 
     def for_key(self, key: Key | None, tier: str | None) -> Request:
-        """Return the same request about another key and tier."""
+        """Return the request with another key and tier."""
         return Request(self.operation, key, self.cost, tier, self.now, self.quotas, self.replaces)
 
     def with_costs(self, costs: Costs) -> Request:
-        """Return the same request with other costs."""
+        """Return the request with other costs."""
         return Request(self.operation, self.key, costs, self.tier, self.now, self.quotas, self.replaces)
 
     def replacing(self, receipts: Receipts | None) -> Request:
-        """Return the same request in place of another hold, or of none."""
+        """Return the request with other receipts to replace."""
         return Request(self.operation, self.key, self.cost, self.tier, self.now, self.quotas, receipts)
 
     def with_quotas(self, quotas: Quotas | None) -> Request:
-        """Return the same request by these quotas, if there are any."""
+        """Return the request with these quotas, or unchanged for `None`."""
         if quotas is None:
             return self
         costs = self.costs(len(quotas))
@@ -101,7 +100,7 @@ class Request:
 def new_request(
     operation: Operation, key: Key | None, cost: int, tier: str | None, now: int | None
 ) -> Request:
-    """Return a plain request; where it is compiled, without a detour over the arguments of the class."""
+    """Return a plain request; if compiled, faster than the constructor."""
     request = Request.__new__(Request)
     request.operation = operation
     request.key = key

@@ -1,7 +1,7 @@
-"""The store in an SQLite file: exact, shared by the processes of one machine, and there after a restart.
+"""The SQLite store: exact, durable, and shared by the processes of one machine.
 
 The pure functions run inside `BEGIN IMMEDIATE`, so that no other thread or process writes between reading and writing. A
-state is one row. States that have become fresh are removed as it goes: every few writes look at the next few rows.
+state is one row. Expired states are removed incrementally: every 64th write checks the next 128 rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.errors import StoreConflict
-from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
+from headgate.keys import Key, note_key, storage_keys
 from headgate.rules import Rule
 from headgate.stores.base import (
     RECORDED,
@@ -39,7 +39,7 @@ from headgate.stores.sqlite_file import SQLiteFile, look_after
 
 _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
-_GRACE_US = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
+_GRACE_US = 3_600_000_000  # additional lifetime of a state that was written with an explicit `now=`
 
 _NOTES_PER_CLEANING = 2
 
@@ -77,13 +77,13 @@ class SQLiteStore(SQLiteFile):
     """Counts in an SQLite file.
 
     Args:
-        path: The file; made if it does not exist. `":memory:"` for a database that is gone with the store.
-        timeout: Seconds to wait for other processes that are writing before `StoreUnavailable` is raised.
-        namespace: Part of the identity of what is counted, for several applications in one file.
-        clock: Where time comes from; by default the machine's wall clock, which all its processes share.
+        path: The file, created if it does not exist; `":memory:"` for a database in memory.
+        timeout: Seconds to wait for other writing processes before `StoreUnavailable` is raised.
+        namespace: Part of the identity of counts, for several applications in one file.
+        clock: The clock; by default the machine's wall clock, shared by all its processes.
 
-    Several threads, processes and event loops may use one file, each process with its own store (one that was made before
-    a fork opens the file anew). It belongs on a local disk: SQLite's locks cannot be relied on over network file systems.
+    Several threads, processes and event loops may use one file. Each process has its own store; after a fork the child opens
+    the file again. Use a local disk: SQLite's locks are not reliable on network file systems.
     """
 
     schema = (_CREATE, _CREATE_NOTES, _INDEX_NOTES)
@@ -105,7 +105,7 @@ class SQLiteStore(SQLiteFile):
 
     @property
     def notes(self) -> AsyncNotes:
-        """The store itself keeps notes."""
+        """The store itself."""
         return self
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
@@ -155,7 +155,7 @@ class SQLiteStore(SQLiteFile):
         state: State | None,
         explicit_now: int | None,
     ) -> None:
-        """Keep a state until it is fresh by this store's clock, and longer if the caller's own time was used."""
+        """Write a state with its expiry by this store's clock, which is later if the call has an explicit time."""
         if state is None:
             connection.execute(_DELETE, (row,))
             return
@@ -168,7 +168,7 @@ class SQLiteStore(SQLiteFile):
             self._clean(connection)
 
     def _clean(self, connection: sqlite3.Connection) -> None:
-        """Remove those of the next few rows whose state equals a fresh one."""
+        """Remove expired states among the next few rows."""
         rows = connection.execute(_NEXT, (self._cleaned_up_to, _ROWS_PER_CLEANING)).fetchall()
         now = self.clock.now_us()
         connection.executemany(_DELETE, [(row,) for row, expires in rows if expires <= now])
@@ -182,8 +182,7 @@ class _SQLiteGate:
         self._store = store
         self._tiers = plain_tiers(rules, shared=True)
         self._names = tuple(rule.name for rule in rules)
-        self._keys = key_picker(rules)
-        self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
+        self._rows = storage_keys(store.namespace, limiter, rules)
         self._new_birth = Births()
 
     def ask(self, request: Request) -> Answer:
@@ -249,12 +248,9 @@ class _SQLiteGate:
         rows = [(row,) for row in self._rows(key)]
         self._store.transact(lambda connection: connection.executemany(_DELETE, rows), write=True)
 
-    def _rows(self, key: Key | None) -> Sequence[bytes]:
-        return [storage_key(p, k) for p, k in zip(self._prefixes, self._keys(key), strict=True)]
-
 
 class _WorkerGate:
-    """The same for coroutines, in the store's thread."""
+    """The gate for coroutines; calls run in the store's thread."""
 
     def __init__(self, store: SQLiteStore, gate: _SQLiteGate) -> None:
         self._store = store
@@ -282,7 +278,7 @@ class _WorkerGate:
 
 
 def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> State | None:
-    """Return the state in a row, or `None` if there is none."""
+    """Return the state in a row, or `None` if there is no such row."""
     found = connection.execute(_SELECT, (row,)).fetchone()
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""An SQLite file that threads, tasks and processes share, each transaction as a whole or not at all."""
+"""An SQLite file shared by threads, tasks and processes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _LONGEST_TIMEOUT = 3600
 
 
 class SQLiteFile(Closing):
-    """A file with the tables of `schema`; one that was opened before a fork is opened anew after it.
+    """A file with the tables of `schema`; after a fork the child opens it again.
 
     Args:
-        path: The file; made if it does not exist.
-        timeout: Seconds to wait for other processes that are writing before `StoreUnavailable` is raised.
-        clock: Where time comes from; by default the machine's wall clock, which all its processes share.
+        path: The file, created if it does not exist.
+        timeout: Seconds to wait for other writing processes before `StoreUnavailable` is raised.
+        clock: The clock; by default the machine's wall clock, shared by all its processes.
     """
 
     schema: ClassVar[tuple[str, ...]]
@@ -75,7 +75,7 @@ class SQLiteFile(Closing):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """Return that of `sqlite:///relative/path`, `sqlite:////absolute/path` or `sqlite:///:memory:`."""
+        """Return the store of `sqlite:///relative/path`, `sqlite:////absolute/path` or `sqlite:///:memory:`."""
         scheme, separator, path = url.partition(":///")
         path = unquote(path)
         if scheme.lower() != "sqlite" or not separator or not path or "\0" in path:
@@ -85,7 +85,7 @@ class SQLiteFile(Closing):
         return cls(path)
 
     def close(self) -> None:
-        """Close the file, once what tasks have asked for is done."""
+        """Close the file after the calls of tasks are completed."""
         with self._worker_lock:
             worker, self._worker, self._takes_tasks = self._worker, None, False
         if worker is not None:
@@ -97,11 +97,11 @@ class SQLiteFile(Closing):
                 self._connection = None
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """Like `close`."""
         await asyncio.to_thread(self.close)
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
-        """Do work in one transaction: alone if it writes, else on one snapshot; as a whole or not at all."""
+        """Run a function in one transaction: exclusive if it writes, else on a snapshot."""
         try:
             begin = "BEGIN IMMEDIATE" if write else "BEGIN"
             result: T = while_locked(self._lock, self._transact, work, begin)
@@ -114,8 +114,8 @@ class SQLiteFile(Closing):
             raise StoreUnavailable(f"SQLite at {self.path}: {REENTERED}")
         self._busy = True
         try:
-            # It ends in C: a signal handler that raises (Ctrl-C, a worker's soft time-out) can come between no two steps
-            # of that, to leave the file locked for ever.
+            # `with` ends the transaction in C code, so a signal handler that raises (Ctrl-C, a soft time-out) cannot
+            # interrupt it and leave the file locked.
             with self._connection or self._connect() as connection:
                 connection.execute(begin)
                 return work(connection)
@@ -126,7 +126,7 @@ class SQLiteFile(Closing):
         if self.is_closed:
             raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
         try:
-            # The lock serialises the threads; a transaction says itself when it begins (isolation_level=None).
+            # The lock serialises threads; transactions begin explicitly (isolation_level=None).
             connection = sqlite3.connect(
                 self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
@@ -135,7 +135,7 @@ class SQLiteFile(Closing):
                 connection.execute("PRAGMA synchronous = NORMAL")
                 for statement in self.schema:
                     connection.execute(statement)
-            except BaseException:  # also what a signal handler raises
+            except BaseException:  # also an exception from a signal handler
                 connection.close()
                 raise
         except sqlite3.Error as error:
@@ -148,17 +148,17 @@ class SQLiteFile(Closing):
     async def in_worker(
         self, call: Callable[[], T], *, completes: bool = False, abandoned: Callable[[T], None] | None = None
     ) -> T:
-        """Run a call in this store's thread: it waits for a file and for other processes.
+        """Run a blocking call in this store's thread.
 
-        If the caller is cancelled, a call that has not begun is dropped, unless it `completes` in any case. What one that
-        has begun returns goes to `abandoned`.
+        If the caller is cancelled before the call begins, it is dropped, unless `completes` is true. The result of a call
+        whose caller was cancelled goes to `abandoned`.
         """
         running = self.start_in_worker(call)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
         def hand_over(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed, so no task waits
+            with contextlib.suppress(RuntimeError):  # the event loop was closed
                 loop.call_soon_threadsafe(_hand_over, running, answer)
 
         running.add_done_callback(hand_over)
@@ -170,14 +170,14 @@ class SQLiteFile(Closing):
             raise
 
     def start_in_worker(self, call: Callable[[], T]) -> Future[T]:
-        """Have a call run in this store's thread, after those that came before it."""
+        """Queue a call for this store's thread."""
         try:
             return (self._worker or self._make_worker()).submit(call)
-        except RuntimeError as error:  # it was shut down in this moment, or there is no thread to be had
+        except RuntimeError as error:  # it was shut down, or the thread cannot be started
             raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
 
     def _make_worker(self) -> ThreadPoolExecutor:
-        # Not under the lock of transactions: an event loop does not wait for these.
+        # Not with the lock of transactions, because an event loop must not wait for them.
         with self._worker_lock:
             if not self._takes_tasks:
                 raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
@@ -185,7 +185,7 @@ class SQLiteFile(Closing):
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite")
             return self._worker
 
-    # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
+    # A fork during a transaction would leave the lock locked in the child. So it is held during a fork.
 
     def before_fork(self) -> None:
         self._forks.before(self._lock)
@@ -203,7 +203,7 @@ class SQLiteFile(Closing):
 
 
 def _hand_over(running: Future[T], answer: asyncio.Future[T]) -> None:
-    """Let a task have what a call in the store's thread came to."""
+    """Pass the outcome of a call in the store's thread to its task."""
     if answer.done():
         return
     error = running.exception()
@@ -214,27 +214,26 @@ def _hand_over(running: Future[T], answer: asyncio.Future[T]) -> None:
 
 
 def look_after(abandoned: Callable[[T], None] | None, running: Future[T]) -> None:
-    """See to a call whose caller was cancelled."""
+    """Finish a call whose caller was cancelled."""
     try:
         result = running.result()
         if abandoned is not None:
             abandoned(result)
     except HeadgateError as error:
-        logger.warning("what a cancelled caller had asked for could not be done: %s", error)
+        logger.warning("a cancelled call could not be completed: %s", error)
 
 
 def switch_to_wal(
     execute: Callable[[str], object], timeout: float, pause: Callable[[float], object] = time.sleep
 ) -> None:
-    """Make an SQLite file one that can be read while it is written.
+    """Switch an SQLite file to WAL mode, in which it can be read while it is written.
 
-    SQLite does not wait here for others that switch or write at the same moment, as processes do that start together. So
-    we do.
+    SQLite does not wait for other connections in this statement, so it is repeated while the file is busy.
 
     Args:
         execute: Executes a statement on a connection to the file.
         timeout: Seconds to wait before SQLite's error is raised.
-        pause: Waits for so many seconds, between two attempts.
+        pause: Sleeps for a number of seconds between two attempts.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -249,4 +248,4 @@ def switch_to_wal(
 
 
 _inherited: list[sqlite3.Connection] = []
-"""Connections of a parent process, which must be neither used nor closed here."""
+"""Connections of the parent process, which must be neither used nor closed in a child."""

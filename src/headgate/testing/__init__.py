@@ -1,7 +1,7 @@
-"""Help for testing code that uses Headgate, and for testing stores.
+"""Helpers for testing code that uses Headgate, and for testing stores.
 
-`FakeClock` and `frozen_limits` need nothing but Headgate. The conformance kit needs pytest and Hypothesis, and is imported
-when it is asked for.
+`FakeClock` and `frozen_limits` need only Headgate. The conformance kit needs pytest and Hypothesis, and is imported on first
+use.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _KIT = "headgate.testing.contract"
 
 
 def __getattr__(name: str) -> object:
-    # Every run of pytest loads this package, with the plugin; few need what comes from here.
+    # Every run of pytest loads this package through the plugin; few runs need the names imported here.
     if name == "frozen_limits":
         return import_module("headgate.testing.frozen").frozen_limits
     if name not in ("AsyncStoreContract", "StoreContract"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _KIT not in sys.modules:
-        # Failing assertions of the kit should say as much as those of the tests that use it.
+        # Let pytest rewrite the kit's assertions, so that their failures are as detailed as in test files.
         import_module("pytest").register_assert_rewrite(_KIT)
     kit: object = getattr(import_module(_KIT), name)
     return kit

@@ -11,10 +11,10 @@ from headgate.errors import ConfigError
 
 
 class FakeClock:
-    """A clock for tests: it stands still until `advance` or `set` moves it; sleeping on it moves it, too.
+    """A clock for tests: it moves only by `advance`, `set` or by sleeping on it.
 
     Args:
-        now: Where it starts, in seconds since the epoch.
+        now: The start time, in seconds since the epoch.
     """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
@@ -29,19 +29,19 @@ class FakeClock:
         return self._now_us / 1_000_000
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; less than 0 lets it go back."""
+        """Advance the clock; a negative number moves it back."""
         self._now_us += _microseconds(seconds)
 
     def advance_us(self, microseconds: int) -> None:
-        """Let whole microseconds pass."""
+        """Advance the clock by whole microseconds."""
         self.set_us(self._now_us + _whole(microseconds))
 
     def set(self, now: float) -> None:
-        """Go to a time in seconds since the epoch."""
+        """Set the clock to a time in seconds since the epoch."""
         self._now_us = _microseconds(now)
 
     def set_us(self, now_us: int) -> None:
-        """Go to a time in microseconds since the epoch."""
+        """Set the clock to a time in microseconds since the epoch."""
         self._now_us = _whole(now_us)
 
     def sleep(self, seconds: float) -> None:

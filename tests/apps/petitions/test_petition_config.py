@@ -63,8 +63,9 @@ def test_configuration_is_frozen() -> None:
         PetitionRateLimitConfig().limit_per_hour = 1  # type: ignore[misc]
 
 
-def test_a_small_threshold_alone_is_enough() -> None:
-    queue, _ = load_petition_config({"PETITION_QUEUE_THRESHOLD": "5"})
+@pytest.mark.parametrize("text", ["5", "+5", " 5 "])
+def test_a_small_threshold_alone_is_enough(text: str) -> None:
+    queue, _ = load_petition_config({"PETITION_QUEUE_THRESHOLD": text})
     assert (queue.threshold, queue.hysteresis) == (5, 0)
 
 
@@ -86,6 +87,8 @@ def test_the_other_name_of_the_wait_is_known() -> None:
         ("PETITION_RATE_LIMIT_PER_REALM", "-1"),
         ("PETITION_RATE_LIMIT_GLOBAL", "-1"),
         ("PETITION_QUEUE_THRESHOLD", "0"),
+        ("PETITION_QUEUE_THRESHOLD", "²"),
+        ("PETITION_QUEUE_THRESHOLD", "9" * 19),
         ("PETITION_QUEUE_HYSTERESIS", "10000"),
         ("PETITION_QUEUE_CACHE_TTL", "0"),
         ("PETITION_RETRY_AFTER", "0"),

@@ -17,7 +17,7 @@ from headgate_services.petitions.api.dependencies import get_rate_limiter
 from headgate_services.petitions.api.problems import cycle_of
 from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
 from headgate_services.petitions.domain.errors import DatabaseUnavailableError
-from headgate_services.petitions.infrastructure.adapters.persistence import PostgresEventLedger
+from headgate_services.petitions.infrastructure.adapters.persistence import PetitionRecords
 from headgate_services.petitions.infrastructure.stubs import RateLimiterStub
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import PATH, TABLE, put_bucket, rows, someone
@@ -170,7 +170,7 @@ async def test_a_failed_save_counts_nothing_and_leaves_no_event(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, submitter = await start(), someone()
-    monkeypatch.setattr(PostgresEventLedger, "append", _unavailable)
+    monkeypatch.setattr(PetitionRecords, "append", _unavailable)
     assert (await service.submit(submitter)).status_code == 503
     assert (service.count(submitter), service.petitions(submitter)) == (0, 0)
 
@@ -274,7 +274,7 @@ async def test_limit_then_halt_then_realm(start: Start, empty_url: str) -> None:
     service, submitter, fresh = await start(url=empty_url, rate_limit=THREE), someone(), someone()
     kept = (await service.submit(submitter)).json()["petition_id"]
     await service.submit_many(submitter, 2)
-    await service.parts.halt.halt("maintenance")
+    await service.parts.records.halt("maintenance")
     with capture_logs() as logs:
         refused = await service.submit(submitter, realm="nowhere")
     assert refused.status_code == 429
@@ -286,7 +286,7 @@ async def test_limit_then_halt_then_realm(start: Start, empty_url: str) -> None:
     assert halted.json()["type"] == "https://archon72.io/errors/system-halted"
     assert (halted.json()["title"], halted.json()["detail"]) == ("System Halted", "maintenance")
     assert (await service.client.get(f"{PATH}/{kept}")).status_code == 200
-    await service.parts.halt.resume()
+    await service.parts.records.resume()
     unknown = await service.submit(fresh, realm="nowhere")
     assert (unknown.status_code, unknown.json()["title"]) == (400, "Invalid Realm")
     assert "nowhere" in unknown.json()["detail"]
@@ -400,7 +400,7 @@ async def test_a_refusal_that_cannot_be_witnessed_stays_a_refusal(
     service, submitter = await start(rate_limit=THREE), someone()
     await service.submit_many(submitter, 4)
     seen = (await service.submit(submitter)).json()["as_of_seq"]
-    monkeypatch.setattr(PostgresEventLedger, "append_unless_halted", _unavailable)
+    monkeypatch.setattr(PetitionRecords, "append_unless_halted", _unavailable)
     with capture_logs() as logs:
         answer = await service.submit(submitter)
     assert (answer.status_code, answer.json()["as_of_seq"]) == (429, seen)

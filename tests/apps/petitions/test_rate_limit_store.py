@@ -9,12 +9,13 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from headgate_services.petitions.application.ports import QueueMeasure, RateLimitPolicy
+from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.application.services import RateLimitCleanupService, RateLimitService
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
-    PostgresQueueStore,
+    PetitionRecords,
     PostgresRateLimitStore,
+    QueueMeasure,
     all_migrations,
     migrate,
 )
@@ -143,7 +144,7 @@ async def test_a_queue_table_of_an_older_version_gets_a_finite_time(empty_url: s
     assert rows(empty_url, "SELECT isfinite(counted_at) FROM petition_queue") == [(False,)]
     async with opened(empty_url) as database:
         await migrate(database)
-        assert await PostgresQueueStore(database).measure(5) == QueueMeasure(0, 0.0)
+        assert await PetitionRecords(database).measure_queue(5) == QueueMeasure(0, 0.0)
     rows(empty_url, "DELETE FROM petition_queue")
     rows(empty_url, "INSERT INTO petition_queue DEFAULT VALUES")
     assert rows(empty_url, "SELECT isfinite(counted_at) FROM petition_queue") == [(True,)]

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headgate.testing import FakeClock
+from headgate_server import kept_result
 from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
 from headgate_services.petitions.infrastructure.adapters.persistence import (
@@ -47,7 +48,10 @@ async def ready(service: Service) -> int:
         *("halt_state", "ledger.governance_events"),
     ],
 )
-async def test_a_missing_table_makes_the_service_not_ready(start: Start, empty_url: str, table: str) -> None:
+async def test_a_missing_table_makes_the_service_not_ready(
+    start: Start, empty_url: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_result, "KEPT_SECONDS", 0.0)
     service = await start(url=empty_url)
     rows(empty_url, f"ALTER TABLE {table} RENAME TO elsewhere")
     with capture_logs():
@@ -81,7 +85,7 @@ async def test_a_service_that_refuses_is_ready(start: Start, empty_url: str) -> 
     queue, limits = PetitionQueueConfig(threshold=1, hysteresis=0), PetitionRateLimitConfig(global_limit=1)
     service = await start(url=empty_url, queue=queue, rate_limit=limits)
     assert (await service.submit(someone())).status_code == 201
-    await service.parts.halt.halt("maintenance")
+    await service.parts.records.halt("maintenance")
     assert (await service.submit(someone())).status_code == 503
     assert await ready(service) == 200
 

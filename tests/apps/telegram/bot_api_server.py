@@ -14,8 +14,7 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qsl
 
-import httpx
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 TOKEN = re.compile(r"[0-9]+:[A-Za-z0-9_-]+")
@@ -36,7 +35,6 @@ class Bot:
         failures: Answers to give first, by method; `None` for the usual one.
         webhook: What was given to setWebhook.
         updates: What waits to be fetched.
-        files: What can be downloaded, by id.
     """
 
     id: int
@@ -44,7 +42,6 @@ class Bot:
     failures: dict[str, deque[JSONResponse | None]] = field(default_factory=dict)
     webhook: dict[str, Any] = field(default_factory=dict)
     updates: list[dict[str, Any]] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
 
     def fail(self, method: str, code: int, description: str, **parameters: int) -> None:
         """Refuse the next call of a method."""
@@ -54,17 +51,6 @@ class Bot:
         """Return the arguments of the messages that were sent, refused ones included."""
         return [arguments for method, arguments in self.calls if method == "sendMessage"]
 
-    async def deliver(
-        self, update: dict[str, Any], client: httpx.AsyncClient, attempts: int = 3
-    ) -> list[int]:
-        """Deliver an update as Telegram does, again while it is not taken; return the status of each attempt."""
-        headers = {"X-Telegram-Bot-Api-Secret-Token": self.webhook["secret_token"]}
-        statuses: list[int] = []
-        while len(statuses) < attempts and not (statuses and 200 <= statuses[-1] < 300):
-            response = await client.post(self.webhook["url"], json=update, headers=headers)
-            statuses.append(response.status_code)
-        return statuses
-
 
 class BotApiServer:
     """All bots there are."""
@@ -73,13 +59,9 @@ class BotApiServer:
         self.bots: dict[str, Bot] = {}
         self.app = FastAPI()
         self.app.add_api_route("/bot{token}/{method}", self.answer, methods=["GET", "POST"])
-        self.app.add_api_route("/file/bot{token}/documents/{file_id}", self.download)
 
     def bot(self, token: str) -> Bot:
         return self.bots.setdefault(token, Bot(int(token.partition(":")[0])))
-
-    async def download(self, token: str, file_id: str) -> Response:
-        return Response(self.bot(token).files[file_id])
 
     async def answer(self, token: str, method: str, request: Request) -> JSONResponse:
         if not TOKEN.fullmatch(token):
@@ -176,16 +158,9 @@ def get_updates(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"result": bot.updates}
 
 
-def get_file(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
-    if arguments.get("file_id") not in bot.files:
-        raise BadRequest("invalid file_id")
-    return {"result": {"file_id": arguments["file_id"], "file_path": f"documents/{arguments['file_id']}"}}
-
-
 METHODS = {
     "answerCallbackQuery": answer_callback_query,
     "deleteWebhook": delete_webhook,
-    "getFile": get_file,
     "getMe": get_me,
     "getUpdates": get_updates,
     "getWebhookInfo": get_webhook_info,

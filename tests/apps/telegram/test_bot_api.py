@@ -110,16 +110,6 @@ def unknown_fields(read: telegram.TelegramObject) -> list[str]:
 
 
 class TestClient:
-    async def test_messages_are_sent_as_html(self, api: BotApi, bot: Bot) -> None:
-        await api.send_message("42", "*Hi* & bye", 7)
-        expected = {
-            "chat_id": "42",
-            "text": "<i>Hi</i> &amp; bye",
-            "parse_mode": "HTML",
-            "message_thread_id": 7,
-        }
-        assert bot.calls == [("sendMessage", expected)]
-
     async def test_a_parse_error_is_tried_once_more_as_plain_text(self, api: BotApi, bot: Bot) -> None:
         bot.fail("sendMessage", 400, "Bad Request: can't parse entities: whatever")
         await api.send_message("42", "*Hi*")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -163,18 +162,6 @@ class TestHttpAgent:
         await service.send(topic_update(77), topic_update(77))
         assert [body["text"] for body, _ in agent.received] == ["Hello"]
         assert service.bot.sent()[0]["text"] == "<b>Hi</b>"
-
-    async def test_the_bot_fails_with_it_and_counts_nothing(
-        self, agent: Agent, url: str, start: Start, kv: RecordingKV, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.CRITICAL, logger="headgate_services.telegram.dispatch")
-        service = await start(handler="configured", AGENT_URL=url)
-        agent.answers.extend(Response(status_code=500) for _ in range(4))
-        sent = text_update()
-        assert (await service.post(sent)).status_code == 500
-        assert list((await kv.content()).values()) == ["0"]
-        await service.send(sent)
-        assert list((await kv.content()).values()) == ["1"]
 
 
 class TestEcho:

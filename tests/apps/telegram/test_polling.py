@@ -114,14 +114,6 @@ async def test_pictures_and_documents_reach_the_handler_as_ids(start: Start) -> 
     assert odd.files == ()
 
 
-async def test_a_file_is_fetched_by_its_id(api: BotApi, bot: Bot) -> None:
-    bot.files["BQAC"] = b"%PDF"
-    assert await api.download("BQAC") == b"%PDF"
-    with pytest.raises(BotApiError, match="invalid file_id"):
-        await api.download("gone")
-    await api.aclose()
-
-
 async def test_polling_and_the_webhook_read_updates_alike() -> None:
     document = text_update()
     assert read_update(document) == read_update(json.dumps(document).encode()) is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate import ConfigError, StoreUnavailable
-from headgate.stores.kv import MemoryKV, open_kv
+from headgate.stores.kv import MemoryKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.testing.servers import RedisServer
 from headgate_services.telegram import create_app
@@ -24,16 +24,6 @@ Start = Callable[..., Awaitable[Service]]
 async def is_new(seen: SeenUpdates, update_id: int) -> bool:
     async with seen.turn(update_id) as new:
         return new
-
-
-async def test_ids_survive_a_restart(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'updates.db'}"
-    before = open_kv(url)
-    await SeenUpdates(before).add(7)
-    await before.aclose()
-    after = open_kv(url)
-    assert [await is_new(SeenUpdates(after), number) for number in (7, 8)] == [False, True]
-    await after.aclose()
 
 
 async def test_processes_share_what_was_dispatched(start: Start) -> None:

@@ -434,21 +434,6 @@ class TestFailingDispatch:
         assert "could not be given back" in caplog.text
         assert list((await kv.content()).values()) == ["1"]
 
-    async def test_telegram_delivers_until_it_is_taken(self, service: Service) -> None:
-        """As a whole, with the stand-in delivering as Telegram does."""
-        service.bot.webhook = {
-            "url": "https://bot.example.org/telegram/webhook",
-            "secret_token": "a-webhook-secret_1",
-        }
-        failures = iter([RuntimeError("down"), RuntimeError("still down"), None])
-
-        async def recover() -> None:
-            service.handler.error = next(failures)
-
-        service.handler.before = recover
-        assert await service.bot.deliver(text_update(), service.client) == [500, 500, 200]
-        assert len(service.handler.events) == 1
-
 
 class TestSlidingWindow:
     """TL-1: never more than the maximum in any span as long as the window."""

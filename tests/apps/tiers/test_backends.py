@@ -424,23 +424,6 @@ async def test_down_at_the_start_is_a_warning_and_used_once_it_is_there(
         await eventually(is_used)
 
 
-async def test_a_restarted_redis_is_given_the_script_again(server: RedisServer, key: str) -> None:
-    client = setup_rate_limiting(server.url, timeout=30)
-    assert client is not None
-    async with client:
-        ticks = Ticks()
-        instance = patient(client, atomic=True, monotonic=ticks)
-        await instance.take(SLOW, key, 1)
-        server.kill()
-        server.start()
-
-        async def is_atomic() -> bool:
-            ticks.now += 3
-            return (await instance.take(SLOW, key, 1)).backend == "atomic"
-
-        await eventually(is_atomic)
-
-
 def test_memory_is_bounded() -> None:
     memory = MemoryBackend(FakeClock(), max_keys=50)
     outcomes = [memory.take(SLOW, f"ip:{n}", 1) for n in range(1000)]

@@ -16,8 +16,13 @@ from requests.adapters import HTTPAdapter
 
 from headgate import AsyncLimiter, ConfigError, Limiter, RateLimited
 from headgate.clock import SteadyClock
-from headgate.http.client import AsyncRateLimitTransport, Manners, RateLimitAdapter, RateLimitTransport
-from headgate.http.steps import run
+from headgate.http.client import (
+    AsyncRateLimitTransport,
+    OutboundOptions,
+    RateLimitAdapter,
+    RateLimitTransport,
+)
+from headgate.http.sync_async import run
 from headgate.testing import FakeClock
 
 URL = "http://peer/"
@@ -53,10 +58,10 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=["httpx", "httpx async", "requests"])
 def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Return what makes, for a peer and manners, what sends a request and returns status and text."""
+    """Return what makes, for a peer and options, what sends a request and returns status and text."""
 
-    def httpx_client(peer: Peer, limit: Any = None, **manners: Any) -> Ask:
-        transport = RateLimitTransport(limit, httpx.MockTransport(peer), clock=clock, jitter=0, **manners)
+    def httpx_client(peer: Peer, limit: Any = None, **options: Any) -> Ask:
+        transport = RateLimitTransport(limit, httpx.MockTransport(peer), clock=clock, jitter=0, **options)
 
         async def send(method: str = "GET", url: str = URL, **sent: Any) -> tuple[int, str]:
             with httpx.Client(transport=transport) as one:
@@ -65,9 +70,9 @@ def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest
 
         return send
 
-    def async_client(peer: Peer, limit: Any = None, **manners: Any) -> Ask:
+    def async_client(peer: Peer, limit: Any = None, **options: Any) -> Ask:
         transport = AsyncRateLimitTransport(
-            limit, httpx.MockTransport(peer), clock=clock, jitter=0, **manners
+            limit, httpx.MockTransport(peer), clock=clock, jitter=0, **options
         )
 
         async def send(method: str = "GET", url: str = URL, **sent: Any) -> tuple[int, str]:
@@ -77,7 +82,7 @@ def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest
 
         return send
 
-    def requests_client(peer: Peer, limit: Any = None, **manners: Any) -> Ask:
+    def requests_client(peer: Peer, limit: Any = None, **options: Any) -> Ask:
         def answer(
             adapter: Any, prepared: requests.PreparedRequest, *args: Any, **kwargs: Any
         ) -> requests.Response:
@@ -89,7 +94,7 @@ def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest
             return response
 
         monkeypatch.setattr(HTTPAdapter, "send", answer)
-        adapter = RateLimitAdapter(limit, clock=clock, jitter=0, **manners)
+        adapter = RateLimitAdapter(limit, clock=clock, jitter=0, **options)
 
         async def send(method: str = "GET", url: str = URL, content: Any = None) -> tuple[int, str]:
             with requests.Session() as session:
@@ -206,13 +211,13 @@ def test_a_request_that_waits_for_both_counts_when_it_is_sent() -> None:
             super().sleep(seconds)
 
     def exchange(send: Callable[[], Any]) -> Any:
-        return manners.exchange("peer", "POST", False, send, clock.sleep, lambda answer: None)
+        return options.exchange("peer", "POST", False, send, clock.sleep, lambda answer: None)
 
     clock = Clock()
     start = clock.now
     peer = Peer(clock)
     limiter = Limiter("1/minute", clock=clock)
-    manners = Manners(Limiter, limiter, jitter=0, max_wait=300)
+    options = OutboundOptions(Limiter, limiter, jitter=0, max_wait=300)
     earlier = exchange(lambda: None)
     next(earlier)
     earlier.send(None)  # now it is under way
@@ -225,9 +230,9 @@ def test_dates_are_compared_with_the_wall_clock() -> None:
     steady = SteadyClock()
     steady.epoch_us -= 3_600_000_000  # the machine was suspended for an hour
     refusal = httpx.Response(429, headers={"retry-after": formatdate(time.time() + 60, usegmt=True)})
-    manners = Manners(Limiter, None, clock=steady)
-    run(manners.exchange("peer", "POST", False, lambda: refusal, steady.sleep, lambda answer: None))
-    assert 0 < manners.pause_us("peer") <= 60_000_000
+    options = OutboundOptions(Limiter, None, clock=steady)
+    run(options.exchange("peer", "POST", False, lambda: refusal, steady.sleep, lambda answer: None))
+    assert 0 < options.pause_us("peer") <= 60_000_000
 
 
 def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:
@@ -248,23 +253,23 @@ def test_chance_does_not_make_a_wait_too_long(clock: FakeClock, monkeypatch: pyt
 
 
 def test_pauses_that_are_over_are_forgotten(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.http.client.manners.MOST_PAUSES", 2)
+    monkeypatch.setattr("headgate.http.client.options.MOST_PAUSES", 2)
     transport = RateLimitTransport(None, httpx.MockTransport(Peer(clock, REFUSED)), clock=clock, retries=0)
     with httpx.Client(transport=transport) as one:
         for number in range(5):
             one.get(f"http://{number}/")
             clock.advance(11)
-    assert len(transport._manners._pauses) <= 2
+    assert len(transport._options._pauses) <= 2
 
 
 def test_threads_lose_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.http.client.manners.MOST_PAUSES", 10)
-    manners = Manners(Limiter, None)
+    monkeypatch.setattr("headgate.http.client.options.MOST_PAUSES", 10)
+    options = OutboundOptions(Limiter, None)
     refusal = httpx.Response(429, headers={"retry-after": "3600"})
     interval = sys.getswitchinterval()
 
     def send(host: str) -> None:
-        run(manners.exchange(host, "POST", False, lambda: refusal, manners.clock.sleep, lambda answer: None))
+        run(options.exchange(host, "POST", False, lambda: refusal, options.clock.sleep, lambda answer: None))
 
     sys.setswitchinterval(1e-6)
     try:
@@ -272,7 +277,7 @@ def test_threads_lose_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
             list(pool.map(send, map(str, range(4000))))
     finally:
         sys.setswitchinterval(interval)
-    assert all(manners.pause_us(str(host)) for host in range(4000))
+    assert all(options.pause_us(str(host)) for host in range(4000))
 
 
 def test_limiters_and_mistakes() -> None:

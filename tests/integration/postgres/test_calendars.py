@@ -10,8 +10,8 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter, calendar, concurrent, fixed_window
 from headgate.clock import WallClock
+from headgate.stores.port_parameters import ServerTime
 from headgate.stores.postgres import PostgresStore
-from headgate.stores.shapes import ServerTime
 
 PATIENT = 60.0
 YEAR = timedelta(days=366)

@@ -23,8 +23,8 @@ from headgate.algorithms import (
 from headgate.calendars import window_end
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
+from headgate.stores.port_parameters import port_parameters
 from headgate.stores.postgres.codec import _can_move
-from headgate.stores.shapes import shape_of
 
 EXAMPLES = 200
 LATEST = 2**53 - 1
@@ -141,7 +141,7 @@ def kept(algorithm: Algorithm, state: State | None) -> list[int] | None:
 
 def shape(algorithm: Algorithm, now: int) -> tuple[int, ...]:
     """Return what the database is told of a rule at a time."""
-    return shape_of(algorithm, now)[0]
+    return port_parameters(algorithm, now)[0]
 
 
 def decide(

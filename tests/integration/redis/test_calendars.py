@@ -14,7 +14,7 @@ import redis
 from headgate import AsyncLimiter, Limiter, StoreUnavailable, calendar, concurrent, fixed_window
 from headgate.calendars import window_end
 from headgate.clock import WallClock
-from headgate.stores import shapes
+from headgate.stores import port_parameters
 from headgate.stores.redis import RedisStore, codec
 from headgate.stores.redis.codec import Operation, ScriptCall
 from headgate.testing import FakeClock
@@ -29,7 +29,7 @@ YEAR_US = 366 * 86_400_000_000
 def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """What this machine takes the time for: years behind the server, or ahead of it."""
     clock = FakeClock((WallClock().now_us() + request.param) / 1_000_000)
-    monkeypatch.setattr(shapes, "WallClock", lambda: clock)
+    monkeypatch.setattr(port_parameters, "WallClock", lambda: clock)
     return clock
 
 

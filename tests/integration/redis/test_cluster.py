@@ -32,8 +32,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.codec import Keys
-from headgate.stores.remote.polling import Poller
+from headgate.stores.redis.cluster_operations import tagged_keys
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.servers import find_free_port
@@ -68,7 +67,7 @@ async def async_store(cluster: Cluster) -> AsyncIterator[RedisStore]:
 
 
 def slots_of(name: str, rules: tuple[Rule, ...], who: Any, tag: Any = "key") -> list[int]:
-    return [int(key_slot(key)) for key in Keys(name, rules, "headgate", tag).of(who)]
+    return [int(key_slot(key)) for key in tagged_keys("headgate", name, rules, tag)(who)]
 
 
 def limiter_on(store: RedisStore, *rules: Any, name: str) -> Limiter:
@@ -185,30 +184,24 @@ async def test_a_cancelled_hold_over_several_slots_is_released(async_store: Redi
     assert await left() == [3, 5, 7, 100]
 
 
-class Interruption(BaseException):
-    """What a signal handler raises."""
-
-
-@pytest.mark.parametrize(("scopes", "turn"), [(1, 1), (2, 1), (2, 2)])
-def test_a_hold_whose_thread_was_interrupted_is_released(
-    store: RedisStore, name: str, scopes: int, turn: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("turns", [1, 2, 5, 10, 20])
+async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
+    cluster: Cluster, name: str, turns: int
 ) -> None:
-    """By a signal handler that raises while the thread waits for a node: for the first, or for the second."""
-    who = {"user": "alice", "team": "north"} if scopes == 2 else {"user": "alice"}
-    limiter = limiter_on(store, *(fixed_window("5/day", scope=scope) for scope in who), name=name)
-    limiter.check(who)
-    wait, turns = Poller.wait, iter(range(1, 100))
-
-    def interrupt(poller: Poller, seconds: float, *, for_writing: bool = False) -> bool:
-        if next(turns) == turn:
-            raise Interruption
-        return wait(poller, seconds, for_writing=for_writing)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Poller, "wait", interrupt)
-        with pytest.raises(Interruption):
-            limiter.hold(who, 2)
-    until(lambda: [result.remaining for result in limiter.check(who, 0).results] == [5] * scopes)
+    rules = (fixed_window("100/day"),)
+    async with RedisStore(cluster.url, cluster=True) as store:
+        gate = store.bind_async(name, rules)
+        await gate.ask(Request("peek", "warm"))
+        holds = [asyncio.ensure_future(gate.ask(Request("hold", f"{n}"))) for n in range(9)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for hold in holds:
+            hold.cancel()
+    await asyncio.wait(holds)
+    kept = [not hold.cancelled() for hold in holds]
+    with RedisStore(cluster.url, cluster=True) as store:
+        left = [store.bind(name, rules).ask(Request("peek", f"{n}", 0))[0].remaining for n in range(9)]
+    assert left == [100 - is_kept for is_kept in kept]
 
 
 def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(
@@ -228,7 +221,7 @@ def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(
 
 def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, *SCOPED, name=name)
-    last = Keys(name, SCOPED, "headgate", "key").of(WHO)[1]  # the token bucket is charged last
+    last = tagged_keys("headgate", name, SCOPED, "key")(WHO)[1]  # the token bucket is charged last
     cluster.clients[cluster.owner(key_slot(last))].lpush(last, "something else")
     with pytest.raises(StoreConflict):
         limiter.hit(WHO)

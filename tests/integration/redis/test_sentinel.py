@@ -127,7 +127,7 @@ async def test_a_url_leads_threads_and_tasks_to_one_primary(url: str) -> None:
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
 async def test_a_primary_that_sentinels_do_not_know_is_misconfigured(sentinel_port: int) -> None:
     url = f"redis+sentinel://127.0.0.1:{sentinel_port}/secondary"
-    unknown = pytest.raises(ConfigError, match="knows no primary called 'secondary'")
+    unknown = pytest.raises(ConfigError, match="knows no primary named 'secondary'")
     with Limiter("5/hour", name="x", store=url) as threads, unknown:
         threads.hit("alice")
     async with AsyncLimiter("5/hour", name="x", store=url) as tasks:

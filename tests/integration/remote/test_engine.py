@@ -258,6 +258,50 @@ async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(world: Wo
         await until_left(limiter, {"a": 1000})
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 5, 10, 20])
+async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
+    world: World, turns: int
+) -> None:
+    rules = (fixed_window("100/day"),)
+    async with world.store() as store:
+        gate = store.bind_async(world.name, rules)
+        await gate.ask(Request("peek", "warm"))
+        holds = [asyncio.ensure_future(gate.ask(Request("hold", f"{number}"))) for number in range(40)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for hold in holds:
+            hold.cancel()
+    await asyncio.wait(holds)
+    with world.store() as store:
+        gate_of_threads = store.bind(world.name, rules)
+        left = [gate_of_threads.ask(Request("peek", f"{n}", 0))[0].remaining for n in range(len(holds))]
+    assert left == [100 - (not hold.cancelled()) for hold in holds]
+
+
+def test_holds_of_tasks_that_an_event_loop_cancels_at_its_end_are_released(world: World) -> None:
+    store = world.store()
+    limiter = AsyncLimiter("100/day", name=world.name, store=store)
+    held: list[None] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def hold() -> None:
+        async with limiter.hold("a"):
+            held.append(None)
+            await asyncio.Event().wait()
+
+    async def leave() -> None:
+        tasks.extend(asyncio.ensure_future(hold()) for _ in range(20))
+        while len(held) < 20:  # noqa: ASYNC110  # as soon as all have their replies
+            await asyncio.sleep(0)
+        tasks.extend(asyncio.ensure_future(limiter.check("a")) for _ in range(20))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    assert Limiter("100/day", name=world.name, store=store).check("a", 0).remaining == 100
+    assert (limiter.health.outages, limiter.health.failures) == (0, 0)
+    store.close()
+
+
 async def until_answered(task: asyncio.Task[Any]) -> None:
     """Return when what a task waits for has happened and the task does not know it yet."""
     async with asyncio.timeout(PATIENT):

@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_shown(
 @pytest.mark.parametrize("arguments", [[], ["alice", "--scope", "user=42"]])
 def test_it_must_be_said_who_is_meant(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", *arguments]) == 2
-    assert capsys.readouterr().err == "headgate: say whose counts are meant: KEY, or --scope user=42\n"
+    assert capsys.readouterr().err == "headgate: name the caller: KEY, or --scope user=42\n"
 
 
 def test_a_scope_is_written_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:

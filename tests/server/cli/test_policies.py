@@ -174,7 +174,7 @@ def test_serve_starts_the_server_as_it_is_told(
 def test_serve_needs_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "--workers", "0"])
-    assert "argument --workers: at least 1 is wanted, not 0" in capsys.readouterr().err
+    assert "argument --workers: 1 to 1000 processes are wanted, not 0" in capsys.readouterr().err
 
 
 # token
@@ -241,4 +241,4 @@ def test_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_token_needs_a_plain_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["token", "two words"])
-    assert "a name has letters, digits, - and _" in capsys.readouterr().err
+    assert "use letters, digits, - and _" in capsys.readouterr().err

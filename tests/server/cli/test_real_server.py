@@ -85,7 +85,7 @@ def test_token_serve_inspect_top_and_reset(write_policy: WritePolicy, shell: She
         live["api"].record({"user": "alice"}, 30)
     with serving() as (url, process):
         there = ["--server", url]
-        assert "give a token that it knows" in shell.run("inspect", "alice", *there, code=1)
+        assert "give a valid token" in shell.run("inspect", "alice", *there, code=1)
         asked = ["inspect", "alice", "--json", "--tier", "pro"]
         of_server = json.loads(shell.run(*asked, *there, token=reader))
         of_store = json.loads(shell.run(*asked))

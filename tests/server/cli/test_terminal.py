@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 
-from headgate_server.cli.terminal import Style, progress
+from headgate_server.cli.terminal import Style
 from headgate_server.wording import printable, span
 from tests.server.cli.conftest import Terminal
 
@@ -83,11 +82,3 @@ def test_what_is_nearly_full_is_yellow_and_what_is_full_red() -> None:
 def test_text_of_others_is_escaped() -> None:
     assert printable("Zoë 😀") == "Zoë 😀"
     assert printable("\x1b[0m\n\u202e\udcff") == "\\x1b[0m\\n\\u202e\\udcff"
-
-
-def test_progress_goes_when_it_is_done_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal := Terminal())
-        with progress("measuring"):
-            assert terminal.getvalue() == "measuring …"
-        assert terminal.getvalue() == "measuring …\r\x1b[K"

@@ -7,9 +7,6 @@ import pty
 import subprocess
 import sys
 
-import pytest
-
-from headgate_server.cli import main
 from headgate_server.cli.tour import tour
 
 
@@ -46,8 +43,3 @@ def test_the_tour_is_coloured_on_a_terminal_only() -> None:
     assert "\x1b[32m█\x1b[0m".encode() in output
     plain = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
     assert b"\x1b[" not in plain
-
-
-def test_the_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tour", "--fast"]) == 0
-    assert "60 of 120 admitted" in capsys.readouterr().out

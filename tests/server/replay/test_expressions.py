@@ -110,7 +110,7 @@ def test_hash_hides_and_tells_apart() -> None:
         ("{client|reverse}", "there is no filter 'reverse'"),
         ("{client|lower:x}", "lower has nothing after it"),
         ("{client|match}", "match needs something after it"),
-        ("{client|match:(}", "is no pattern"),
+        ("{client|match:(}", "is not a valid pattern"),
         ("{client|map:a}", "map is written as"),
         ("{bytes|per:0}", "per is followed by a whole number"),
         ("{bytes|per:x}", "per is followed by a whole number"),

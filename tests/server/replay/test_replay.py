@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate_server.replay import LogCounts, LoggedRequest, Simulation, make_report, report_text, run
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.page import report_page
-from headgate_server.replay.running import Retries
+from headgate_server.replay.tally import Histogram
 from tests.server.replay.traces import policy
 
 SECOND = 1_000_000
@@ -43,7 +45,7 @@ def test_known_answers() -> None:
     result = replayed(requests, 'rules = ["2/minute"]')["result"]
     assert (result["requests"], result["admitted"], result["refused"]) == (8, 6, 2)
     assert result["refused_share"] == 0.25
-    assert result["keys"] == {"all": 2, "refused": 1, "exact": True, "sampled": 2}
+    assert result["keys"] == {"all": 2, "refused": 1, "exact": True}
     assert result["worst_callers"] == [{"key": "a", "refused": 2, "requests": 6}]
     assert result["routes"] == [
         {"route": "GET /a", "admitted": 4, "refused": 2},
@@ -54,18 +56,21 @@ def test_known_answers() -> None:
         {"from": 1_714_568_400, "admitted": 3, "refused": 0},
     ]
     (rule,) = result["rules"]
-    assert (rule["refused"], rule["refused_alone"], rule["longest_wait"]) == (2, 2, 2)
+    assert (rule["refused"], rule["refused_alone"]) == (2, 2)
     # A bucket of a second counts to its end.
     assert result["waits"]["longest"] == pytest.approx(60.8, abs=0.1)
-    assert sum(step["refused"] for step in result["waits"]["steps"]) == 2
-    assert result["headroom"]["keys"] == 1
-    assert result["headroom"]["most"] == 0.5
+    assert result["headroom"] == {"keys": 1, "p50": 0.5, "p90": 0.5, "p99": 0.5, "near": 0}
+    assert result["timeline"]["seconds"] == 60
+    assert result["timeline"]["bins"] == [
+        [1_714_564_800, 3, 2],
+        [1_714_568_400, 2, 0],
+        [1_714_568_760, 1, 0],
+    ]
 
 
 def test_no_wait_is_said_to_be_longer_than_it_would_be() -> None:
     result = replayed(logged([0, 0.1]), 'rules = [{ quota = "1/hour", kind = "sliding_log" }]')["result"]
     assert {result["waits"][figure] for figure in ("p50", "p99", "longest")} == {3599.9}
-    assert {"words": "up to 1 h", "refused": 1} in result["waits"]["steps"]
 
 
 def test_a_refusal_is_counted_for_every_rule_that_said_no() -> None:
@@ -162,16 +167,8 @@ def test_retries_take_units_from_who_comes_later(monkeypatch: pytest.MonkeyPatch
     alone = replayed(logged([0, 0, 1.5]), rule)["result"]
     with_retries = replayed(logged([0, 0, 1.5]), rule, tries=1)["result"]
     assert (alone["refused"], with_retries["refused"]) == (1, 2)
-    monkeypatch.setattr("headgate_server.replay.running.MOST_PENDING", 0)
+    monkeypatch.setattr("headgate_server.replay.simulation.MOST_PENDING", 0)
     assert replayed(logged([0, 0]), rule, tries=1)["result"]["retries"]["not_modelled"] == 1
-
-
-def test_retries_keep_nothing_of_who_is_done() -> None:
-    simulation = Simulation(policy('rules = [{ quota = "1/second", kind = "sliding_log" }]'), 3)
-    run(logged([0] * 50), [simulation], LogCounts())
-    assert isinstance(simulation.retries, Retries)
-    assert not simulation.retries._tried
-    assert not simulation.retries._waiting
 
 
 def test_a_key_that_does_not_fit_is_counted_not_raised() -> None:
@@ -195,12 +192,37 @@ def test_figures_stay_bounded_whatever_the_keys_and_routes_are(monkeypatch: pyte
     report = replayed(requests, 'rules = ["1/minute"]')
     result = report["result"]
     assert result["refused"] == 2_500
-    assert not result["keys"]["exact"]
-    assert result["keys"]["sampled"] <= 100
-    assert 1_500 < result["keys"]["all"] < 3_500
-    assert any("a fair sample" in note for note in report["notes"])
+    assert result["keys"] == {"all": 100, "refused": 100, "exact": False}
+    assert any("those of the first" in note for note in report["notes"])
     assert result["routes"][0]["route"] == "(other routes)"
-    assert "about" in report_text(report)
+    assert "of at least 100 of at least 100 keys" in report_text(report)
+
+
+def test_a_long_log_has_a_chart_of_bounded_size() -> None:
+    timeline = replayed(logged([float(minute * 60) for minute in range(1_000)]), 'rules = ["1/hour"]')[
+        "result"
+    ]["timeline"]
+    assert timeline["seconds"] == 360
+    assert len(timeline["bins"]) == 167
+    assert sum(admitted + refused for _, admitted, refused in timeline["bins"]) == 1_000
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1), st.integers(0, 100))
+def test_a_histogram_is_never_too_low_and_hardly_too_high(values: list[int], percent: int) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    left = int(len(values) * (100 - percent) / 100)
+    exact = sorted(values)[max(0, len(values) - left - 1)]
+    assert exact <= histogram.percentile(percent) <= exact * 1.0003 + 1
+    assert histogram.highest == histogram.percentile(100) == max(values)
+
+
+def test_a_histogram_of_very_many_values_stays_small() -> None:
+    histogram = Histogram()
+    for value in range(0, 10**8, 997):
+        histogram.add(value)
+    assert len(histogram.counts) < 70_000
 
 
 # --- Honesty ----------------------------------------------------------------------------------------------------------
@@ -232,7 +254,6 @@ def test_what_the_log_cannot_tell_is_said() -> None:
 def full_report() -> Any:
     counts = LogCounts(lines=9, formats={"access.log": "combined"})
     counts.add_bad("not JSON", "access.log:4", HOSTILE)
-    counts.add_without_key("access.log:5", HOSTILE)
     requests = (
         logged([0, 0.5, 1], HOSTILE, HOSTILE) + logged([0, 7200], "b", first=50) + logged([3], "c", cost=50)
     )

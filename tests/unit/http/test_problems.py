@@ -44,7 +44,7 @@ def test_a_refusal_is_the_registered_problem() -> None:
 def test_a_refusal_for_ever_does_not_tell_to_wait() -> None:
     body = members(refusal(*refused("0/minute")))
     assert "retry_after" not in body
-    assert "No waiting" in str(body["detail"])
+    assert "Waiting does not help" in str(body["detail"])
 
 
 @given(st.text(min_size=1), st.sampled_from([None, b"application/json"]))

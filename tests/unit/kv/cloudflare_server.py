@@ -26,7 +26,7 @@ TOKEN = "Sn3lZJTBX6kkg7OdcBUAxOO963GEIyGQqnFTOFYY"
 
 
 class Version(NamedTuple):
-    """What a key had from some time on; no value means that it was deleted."""
+    """The value of a key since a time; `None` if it was deleted."""
 
     since: float
     value: bytes | None

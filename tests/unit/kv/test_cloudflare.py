@@ -242,7 +242,7 @@ async def test_the_token_is_in_no_log_and_no_error(
     cloudflare.fail(403, 10000, "Authentication error")
     with pytest.raises(StoreMisconfigured) as caught:
         await cloudflare_kv.get("key")
-    assert "trying again" in caplog.text
+    assert "retrying" in caplog.text
     assert TOKEN not in caplog.text + str(caught.value) + repr(cloudflare_kv)
 
 

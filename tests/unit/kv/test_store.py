@@ -61,7 +61,7 @@ class PlainKV:
 
 
 class FailingKV(PlainKV):
-    """One that is down for the first calls."""
+    """A store that is down for the first calls."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class FailingKV(PlainKV):
 
 
 class RivalledKV(MemoryKV):
-    """One in which somebody else is always quicker, so many times."""
+    """A store in which another process wins the first `times` races."""
 
     def __init__(self, times: float, clock: FakeClock) -> None:
         super().__init__(clock=clock)
@@ -339,7 +339,7 @@ class TestSeveralProcesses:
 
     async def test_a_call_that_loses_every_race_gives_up(self, clock: FakeClock) -> None:
         limiter = limiter_on(RivalledKV(math.inf, clock), fixed_window("1000/hour"), clock)
-        with pytest.raises(StoreConflict, match="changed by others"):
+        with pytest.raises(StoreConflict, match="changed by other processes"):
             await limiter.hit("42")
 
 
@@ -420,7 +420,7 @@ async def test_another_rule_under_the_same_stem_counts_from_zero(changed: Rule) 
 
 
 class TestCancelledCallers:
-    """Cancelled after so many turns of the event loop; what goes on then is waited for."""
+    """Cancel a call after some turns of the event loop, and wait for its background work."""
 
     @pytest.fixture
     def limiter(self) -> AsyncLimiter:

@@ -142,7 +142,7 @@ async def test_spans_belong_to_the_trace_of_the_caller() -> None:
 def test_a_second_hook_needs_a_meter_provider_of_its_own() -> None:
     meters = MeterProvider()
     OpenTelemetryHook(meter_provider=meters)
-    with pytest.raises(ConfigError, match=r"give all limiters the same hook, or each .* of its own"):
+    with pytest.raises(ConfigError, match=r"give all limiters the same hook, or each .* a separate"):
         OpenTelemetryHook(meter_provider=meters)
     OpenTelemetryHook(meter_provider=MeterProvider())
 

@@ -195,7 +195,7 @@ def test_a_second_hook_needs_a_registry_of_its_own(
 ) -> None:
     hook(registry)
     with pytest.raises(
-        ConfigError, match=rf"give all limiters the same {hook.__name__}, or each .* of its own"
+        ConfigError, match=rf"give all limiters the same {hook.__name__}, or each .* a separate"
     ):
         hook(registry)
     hook(CollectorRegistry())

@@ -30,6 +30,7 @@ from headgate import (
     StoreTimeout,
     StoreUnavailable,
     concurrent,
+    sliding_window,
 )
 from headgate._concurrency import call_later, call_later_async
 from headgate.hooks import Call
@@ -365,6 +366,22 @@ def test_whatever_failed_is_probed_for(store: Flaky, later: Later, operation: st
     store.mend()
     later.probe()
     assert limiter.health.available
+
+
+def test_a_request_with_an_invalid_key_is_not_probed_for(store: Flaky, later: Later) -> None:
+    """Its error is raised before the store is asked, and would be taken for a reply."""
+    rule = sliding_window("5/minute", scope="user")
+    first, second = (Limiter(rule, name=name, store=store) for name in ("first", "second"))
+    store.fail()
+    assert first.hit({"user": "ada"}).degraded
+    with pytest.raises(ConfigError):
+        second.hit({"usr": "ada"})
+    with pytest.raises(StoreUnavailable):
+        second.ping()
+    assert not second.health.available
+    store.mend()
+    second.ping()
+    assert second.health.available
 
 
 def test_probes_take_nothing_from_anybody(store: Flaky, later: Later) -> None:

@@ -251,10 +251,10 @@ async def test_a_limiter_that_is_gone_goes_on_for_whoever_has_it(
     assert await admitted(login, 2) == 2
     without_login = '[limiters.api]\nrules = ["1/s"]\n[limiters.new]\nrules = ["2/s"]'
     author.write(without_login)
-    with pytest.raises(PolicyError, match=r"'login' would be gone; .* write allow_removal = true"):
+    with pytest.raises(PolicyError, match=r"'login' would be removed; .* write allow_removal = true"):
         live.reload()
     assert list(live) == ["login", "api"]
-    assert "'login' would be gone" in str(live.last_error)
+    assert "'login' would be removed" in str(live.last_error)
     author.write("allow_removal = true\n" + without_login)
     assert live.reload() is True
     assert list(live) == ["api", "new"]

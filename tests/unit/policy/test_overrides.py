@@ -174,7 +174,7 @@ def test_too_many_meetings_are_refused() -> None:
 
 
 def test_a_tier_cannot_be_called_like_an_override() -> None:
-    with pytest.raises(PolicyError, match="2:52: names that begin with 'override:' are taken"):
+    with pytest.raises(PolicyError, match="2:52: names that begin with 'override:' are reserved"):
         parse_policy('[limiters.x]\nrules = [{ quota = "1/h", tiers = { "override:0" = "2/h" } }]')
 
 

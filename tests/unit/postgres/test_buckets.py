@@ -1,4 +1,4 @@
-"""Bucket tables, as far as they need no database: what they refuse, how they write keys and names."""
+"""Bucket tables without a database: validation, and encoding of keys and names."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ SCOPED = (sliding_window("10/hour", scope="user"), sliding_window("100/hour", sc
             "one unit, not 'requests', 'tokens'",
         ),
         (("5/minute", "50/hour"), {}, "buckets of one width, not 1 s for .* 60 s for"),
-        (("5/minute",), {"key_type": "integer"}, "key_type is"),
-        (("5/minute",), {"table": ""}, "has a name"),
-        (("5/minute",), {"table": ("public", "x\0")}, "has a name"),
-        (("5/minute",), {"key": 5}, "has a name"),
-        (SCOPED, {"key_type": "bigint", "plain": "user"}, "room for one scope only"),
-        ((sliding_window("5/minute", scope="a:b"),), {}, "has a ':' in it"),
+        (("5/minute",), {"key_type": "integer"}, "key_type must be"),
+        (("5/minute",), {"table": ""}, "name of a table or column must be"),
+        (("5/minute",), {"table": ("public", "x\0")}, "name of a table or column must be"),
+        (("5/minute",), {"key": 5}, "name of a table or column must be"),
+        (SCOPED, {"key_type": "bigint", "plain": "user"}, "supports one scope only"),
+        ((sliding_window("5/minute", scope="a:b"),), {}, "must not contain ':'"),
     ],
 )
 def test_what_cannot_work_is_refused(rules: Any, options: dict[str, Any], problem: str) -> None:
@@ -66,7 +66,7 @@ def test_what_cannot_work_is_refused(rules: Any, options: dict[str, Any], proble
     ],
 )
 def test_a_key_of_another_type_is_refused(key_type: Any, key: Any) -> None:
-    with pytest.raises(ConfigError, match="a key is"):
+    with pytest.raises(ConfigError, match="a key must be"):
         next(BucketTable("5/minute", table="t", key_type=key_type)._checking(key, 1, None, None))
 
 
@@ -103,7 +103,7 @@ def test_times_between_cleanups_that_are_none_are_refused() -> None:
 
 
 def test_the_encoding_of_scopes_is_the_one_that_is_documented() -> None:
-    """It is part of the table's contents: another one would lose what was counted."""
+    """The encoding is part of the table's contents: a change would lose counts."""
     rules = (*SCOPED, sliding_window("1000/hour", scope="*"))
     key = {"user": "6b1f29cc-1a8b-4a53-9a40-0f0f6f2c1d11", "realm": "north"}
     texts = BucketTable(*rules, table="t", plain="user")

@@ -1,4 +1,4 @@
-"""What is sent to the database and what is made of its replies, without a database."""
+"""Encoding of requests and decoding of replies, without a database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.postgres.codec import HIT, MOVE, PEEK, Codec, StateCall, many, numbers, one, outcomes
+from headgate.stores.postgres.codec import HIT, MOVE, PEEK, StateCall, many, numbers, one, outcomes
+from headgate.stores.postgres.operations import PostgresOperations
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
@@ -54,7 +55,7 @@ def encoded(value: list[int]) -> bytes:
 
 
 def test_a_request_about_one_key_is_told_in_plain_arguments() -> None:
-    request = Codec("login", (WINDOW,), "app").ask(Request("hit", "ada", 3, None, 17))
+    request = PostgresOperations("login", (WINDOW,), "app").ask(Request("hit", "ada", 3, None, 17))[0]
     key, *rest = one(request, b"f")
     assert key == b"3:app5:login" + b"%d:" % len(WINDOW.identity) + WINDOW.identity.encode() + b"tada"
     assert rest == [
@@ -64,10 +65,10 @@ def test_a_request_about_one_key_is_told_in_plain_arguments() -> None:
 
 
 def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_order() -> None:
-    codec = Codec("x", (WINDOW, BUCKET), "app")
-    look = codec.ask(Request("peek", "ada"))
-    other = codec.ask(Request("peek", "bob"))
-    hit = codec.ask(Request("hit", "ada", 2, None, 5))
+    operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
+    look = operations.ask(Request("peek", "ada"))[0]
+    other = operations.ask(Request("peek", "bob"))[0]
+    hit = operations.ask(Request("hit", "ada", 2, None, 5))[0]
     keys, locks, program, durable = many([look, other, hit], b"t")
     assert hit.keys[0] > hit.keys[1]
     assert byteas(keys) == [*sorted(hit.keys), *other.keys]
@@ -81,8 +82,8 @@ def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_or
 
 
 def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None:
-    codec = Codec("x", (WINDOW, BUCKET), "app")
-    refund = codec.refund(((b"k1", (7, 8, 2)), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2))), 1, 50)
+    operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
+    refund = operations.refund(((b"k1", (7, 8, 2)), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2))), 1, 50)[0]
     assert refund is not None
     _, locks, program, _ = many([refund], b"f")
     assert locks == b"2"
@@ -91,25 +92,25 @@ def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None
         *(1, 2, 10, 60_000_000, 3_660_000_000, 0, 1, 7, 8, 0, 0, 0, 0, 0, 0, 2),
         *(2, 3, 5, 1, 1_000_000, 1, 1, 1, 2, 3, 4, 5, 6, 7, 9, 2),
     ]
-    _, locks, program, _ = many([codec.reset("ada")], b"f")
+    _, locks, program, _ = many([operations.reset("ada")[0]], b"f")
     assert (locks, bigints(program)) == (b"2", [4, -1, 0, 2, 2, 1])
 
 
 def test_what_was_not_charged_is_not_given_back() -> None:
-    codec = Codec("x", (WINDOW, BUCKET), "app")
+    operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     receipts = ((b"k1", ()), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2)))
-    refund = codec.refund(receipts, (3, 1), 50)
+    refund = operations.refund(receipts, (3, 1), 50)[0]
     assert refund is not None
     keys, _, program, _ = many([refund], b"f")
     assert byteas(keys) == [b"k2"]
     assert bigints(program) == [3, 50, 0, 1, 1, 3, 5, 1, 1_000_000, 1, 1, 1, 2, 3, 4, 5, 6, 7, 9, 2]
-    assert codec.refund(receipts, (3, 0), 50) is None
-    assert codec.refund(receipts, 0, 50) is None
+    assert operations.refund(receipts, (3, 0), 50)[0] is None
+    assert operations.refund(receipts, 0, 50)[0] is None
 
 
 def test_each_rule_has_its_cost() -> None:
-    codec = Codec("x", (WINDOW, BUCKET), "app")
-    hold = codec.ask(Request("hold", "ada", (0, 4), None, 5))
+    operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
+    hold = operations.ask(Request("hold", "ada", (0, 4), None, 5))[0]
     assert bigints(many([hold], b"f")[2]) == [
         *(1, 5, hold.birth, 2),
         *(2, 2, 10, 60_000_000, 3_660_000_000, 0, 0),
@@ -122,19 +123,19 @@ def test_each_rule_has_its_cost() -> None:
         (hold.keys[0], ()),
         (hold.keys[1], (1, 2, 3, 4, 3, 1, 1_000_000, 5, 4)),
     )
-    assert codec.ask(Request("hit", "ada", (0, 0))).operation == PEEK
+    assert operations.ask(Request("hit", "ada", (0, 0)))[0].operation == PEEK
 
 
 def test_a_hold_that_replaces_another_carries_its_receipts() -> None:
-    codec = Codec("x", (WINDOW, BUCKET, fixed_window("9/day")), "app")
+    operations = PostgresOperations("x", (WINDOW, BUCKET, fixed_window("9/day")), "app")
     receipts = ((b"", (7, 8, 2)), (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 5, 2)), (b"", ()))
-    move = codec.ask(Request("hold", "ada", (1, 1, 0), None, 5, None, receipts))
+    move = operations.ask(Request("hold", "ada", (1, 1, 0), None, 5, None, receipts))[0]
     *_, window, bucket, fixed = (bigints(array(part)) for part in move.receipts)
     assert window == [7, 8, 0, 0, 0, 0, 0, 0, 2]
     assert bucket == [1, 2, 3, 4, 5, 1, 1_000_000, 5, 2]
     assert fixed == [-1, 0, 0, 0, 0, 0, 0, 0, 0]  # which no state has given
     other = (receipts[0], (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 6, 2)), receipts[2])
-    move = codec.ask(Request("hold", "ada", (0, 0, 0), None, 5, None, other))
+    move = operations.ask(Request("hold", "ada", (0, 0, 0), None, 5, None, other))[0]
     assert bigints(array(move.receipts[1])) == fixed  # of another shape, which stays where it is
     assert (move.operation, move.is_single) == (MOVE, False)
 
@@ -144,34 +145,34 @@ def array(numbers: bytes) -> bytes:
 
 
 def test_quotas_of_a_call_are_those_that_are_sent() -> None:
-    codec = Codec("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}), BUCKET), "app")
-    call = codec.ask(Request("hit", "a", (15, 1), "pro", 5, (None, Quota(30, 60_000_000, 7))))
+    operations = PostgresOperations("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}), BUCKET), "app")
+    call = operations.ask(Request("hit", "a", (15, 1), "pro", 5, (None, Quota(30, 60_000_000, 7))))[0]
     assert [bigints(array(shape)) for shape in call.shapes.packed] == [
         [2, 20, 60_000_000, 3_660_000_000, 0],
         [3, 7, 1, 2_000_000, 1],
     ]
     with pytest.raises(CostTooHigh):
-        codec.ask(Request("hit", "a", (1, 8), "pro", 5, (None, Quota(30, 60_000_000, 7))))
+        operations.ask(Request("hit", "a", (1, 8), "pro", 5, (None, Quota(30, 60_000_000, 7))))
 
 
 def test_places_are_sent_with_their_lease() -> None:
-    codec = Codec("x", (concurrent(3, lease="60s"),), "app")
-    hold = codec.ask(Request("hold", "a", 2, None, 5))
+    operations = PostgresOperations("x", (concurrent(3, lease="60s"),), "app")
+    hold = operations.ask(Request("hold", "a", 2, None, 5))[0]
     assert hold.shapes.arguments == [b"4", b"3", b"60000000", b"0", b"0"]
     reply = (-1, 3, 0, 60_000_000, 7, hold.birth, 0, 0, 0)
     assert hold.plan.receipts(hold, reply) == ((hold.keys[0], (7, hold.birth, 2)),)
     with pytest.raises(ConfigError, match="hold"):
-        codec.ask(Request("hit", "a"))
+        operations.ask(Request("hit", "a"))
 
 
 DAY = 24 * 3600 * 1_000_000
 
 
 def test_of_a_calendar_the_windows_around_now_are_sent() -> None:
-    codec = Codec("x", (calendar("9/day"),), "app")
+    operations = PostgresOperations("x", (calendar("9/day"),), "app")
 
     def edges(now: int) -> list[int]:
-        arguments = codec.ask(Request("hit", "a", 1, None, now)).shapes.arguments
+        arguments = operations.ask(Request("hit", "a", 1, None, now))[0].shapes.arguments
         assert arguments[:2] == [b"5", b"9"]
         return [int(edge) // DAY for edge in arguments[2:]]
 
@@ -181,8 +182,8 @@ def test_of_a_calendar_the_windows_around_now_are_sent() -> None:
 
 
 def test_what_is_asked_at_another_time_of_the_server_is_asked_again_around_it() -> None:
-    codec = Codec("x", (WINDOW, calendar("9/day")), "app")
-    call = codec.ask(Request("hit", "a"))
+    operations = PostgresOperations("x", (WINDOW, calendar("9/day")), "app")
+    call = operations.ask(Request("hit", "a"))[0]
     assert call.repeated((-1, 10, 0, 99, 1, 7, 0, 0, 0, -1, 9, 0, 99, 1, 7, 0, 0, 0)) is None
     again = call.repeated((-1, 10, 0, 99, 1, 7, 0, 0, 0, -5, 8 * DAY, 0, 0, 0, 0, 0, 0, 0))
     assert again is not None
@@ -191,17 +192,17 @@ def test_what_is_asked_at_another_time_of_the_server_is_asked_again_around_it() 
         for part in ("keys", "operation", "at", "costs", "birth", "receipts", "plan")
     )
     assert bigints(array(again.shapes.packed[1])) == [5, 9, 7 * DAY, 8 * DAY, 9 * DAY]
-    # The next one goes by what the server has said.
-    following = codec.ask(Request("hit", "a"))
+    # The next call uses the corrected time.
+    following = operations.ask(Request("hit", "a"))[0]
     assert following.shapes.packed == again.shapes.packed
 
 
 def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
-    codec = Codec("x", (WINDOW, BUCKET), "app")
+    operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     requests = [
-        codec.ask(Request("hit", "a")),
-        codec.reset("a"),
-        codec.ask(Request("peek", "a")),
+        operations.ask(Request("hit", "a"))[0],
+        operations.reset("a")[0],
+        operations.ask(Request("peek", "a"))[0],
     ]
     new, parts = outcomes(requests, numbers(encoded(list(range(36)))))
     assert (new, parts) == (0, [tuple(range(18)), (), tuple(range(18, 36))])
@@ -209,8 +210,8 @@ def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
 
 
 def test_replies_become_decisions() -> None:
-    codec = Codec("x", (WINDOW,), "app")
-    request = codec.ask(Request("hit", "ada", 2))
+    operations = PostgresOperations("x", (WINDOW,), "app")
+    request = operations.ask(Request("hit", "ada", 2))[0]
     admitted = request.plan.decision(request, (-1, 10, 0, 99, request.birth, 7, 0, 0, 0))
     assert (admitted.allowed, admitted.remaining, admitted.reset_after_us) == (True, 8, 99)
     refused = request.plan.decision(request, (55, 1, 44, 0, 0, 0, 0, 0, 0))
@@ -227,8 +228,8 @@ def test_replies_become_decisions() -> None:
 
 
 def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() -> None:
-    codec = Codec("x", (WINDOW, BUCKET), "app")
-    request = codec.ask(Request("hit", "ada", 2))
+    operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
+    request = operations.ask(Request("hit", "ada", 2))[0]
     reply = (-1, 9, 33, 77, 5, 6, 0, 0, 0, 12, 1, 44, 0, 0, 0, 0, 0, 0)
     decision = request.plan.decision(request, reply)
     assert decision.denied_by == "token_bucket/1m"
@@ -245,7 +246,7 @@ def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() 
 
 
 def test_units_that_cannot_be_recorded_are_told() -> None:
-    request = Codec("x", (WINDOW,), "app").ask(Request("record", "ada", 7))
+    request = PostgresOperations("x", (WINDOW,), "app").ask(Request("record", "ada", 7))[0]
     request.plan.check_recorded(request, (-1, 0, 0, 0, 0, 0, 0, 0, 0))
     with pytest.raises(CostTooHigh) as caught:
         request.plan.check_recorded(request, (-3, 5, 0, 0, 0, 0, 0, 0, 0))
@@ -255,7 +256,7 @@ def test_units_that_cannot_be_recorded_are_told() -> None:
 
 
 def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
-    request = Codec("x", (token_bucket("0/minute"),), "app").ask(Request("hit", "ada", 2))
+    request = PostgresOperations("x", (token_bucket("0/minute"),), "app").ask(Request("hit", "ada", 2))[0]
     decision = request.plan.decision(request, (-2, 0, 0, 0, 0, 0, 0, 0, 0))
     assert (decision.allowed, decision.limit, decision.retry_after, decision.reset_after) == (
         False,
@@ -269,36 +270,36 @@ def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
     ("key", "cost"), [("a", -1), ("a", 1.0), ("a", True), (None, 1), (3, 1), ({"user": "a"}, 1)]
 )
 def test_what_fits_no_rule_is_refused(key: object, cost: object) -> None:
-    codec = Codec("x", (WINDOW,), "app")
+    operations = PostgresOperations("x", (WINDOW,), "app")
     with pytest.raises(ConfigError):
-        codec.ask(Request("hit", key, cost))  # type: ignore[arg-type]
+        operations.ask(Request("hit", key, cost))  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        codec.ask(Request("record", key, cost))  # type: ignore[arg-type]
+        operations.ask(Request("record", key, cost))  # type: ignore[arg-type]
 
 
 def test_a_cost_above_the_limit_is_refused_and_one_of_0_only_looked_at() -> None:
-    codec = Codec("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}),), "app")
+    operations = PostgresOperations("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}),), "app")
     with pytest.raises(CostTooHigh):
-        codec.ask(Request("hit", "a", 11))
-    assert codec.ask(Request("hit", "a", 11, "pro")).operation == HIT
-    assert codec.ask(Request("hit", "a", 0)).operation == PEEK
-    assert codec.ask(Request("record", "a", 0)).operation == PEEK
+        operations.ask(Request("hit", "a", 11))
+    assert operations.ask(Request("hit", "a", 11, "pro"))[0].operation == HIT
+    assert operations.ask(Request("hit", "a", 0))[0].operation == PEEK
+    assert operations.ask(Request("record", "a", 0))[0].operation == PEEK
 
 
 def test_time_goes_with_the_request_if_the_store_has_a_clock() -> None:
     clock = FakeClock(5)
-    codec = Codec("x", (WINDOW,), "app", clock)
-    assert codec.ask(Request("hit", "a")).at == 5_000_000
-    assert codec.ask(Request("hit", "a", 1, None, 7)).at == 7
+    operations = PostgresOperations("x", (WINDOW,), "app", clock)
+    assert operations.ask(Request("hit", "a"))[0].at == 5_000_000
+    assert operations.ask(Request("hit", "a", 1, None, 7))[0].at == 7
 
 
 def test_new_states_are_known_by_their_birth() -> None:
-    codec = Codec("x", (WINDOW, fixed_window("5/day")), "app")
+    operations = PostgresOperations("x", (WINDOW, fixed_window("5/day")), "app")
 
     def new(request: StateCall, births: tuple[int, int]) -> int:
         return request.new_states((-1, 0, 0, 0, births[0], 0, 0, 0, 0, -1, 0, 0, 0, births[1], 0, 0, 0, 0))
 
-    hit = codec.ask(Request("hit", "a"))
+    hit = operations.ask(Request("hit", "a"))[0]
     assert [new(hit, births) for births in ((1, 2), (hit.birth, 2), (hit.birth, hit.birth))] == [0, 1, 2]
-    peek = codec.ask(Request("peek", "a"))
+    peek = operations.ask(Request("peek", "a"))[0]
     assert new(peek, (peek.birth, peek.birth)) == 0

@@ -1,4 +1,4 @@
-"""What a database's failures mean to callers; without a database."""
+"""Translation of a database's errors, without a database."""
 
 from __future__ import annotations
 

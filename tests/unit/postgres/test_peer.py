@@ -1,4 +1,4 @@
-"""What a connection says that the database has ended; without a database."""
+"""Connections that the database ended, without a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gate.lua` does, in Python over the pure functions: a server to test flows with, slots and all."""
+"""`gate.lua` in Python: a fake server with slots, for tests of operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headgate.stores.redis.codec import Operation, Reply, ScriptCall
 
 
 class FakeServer:
-    """Answers requests as the script would; fails on those for the slots it is told to."""
+    """Answers calls like the script; fails for `broken_slots`."""
 
     def __init__(self, now: int = 1_700_000_000_000_000, *, in_cluster: bool = True) -> None:
         self.now = now

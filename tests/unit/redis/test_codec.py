@@ -1,4 +1,4 @@
-"""What is sent to the script and what is read out of its replies, without a server."""
+"""Encoding of calls of the script and decoding of its replies, without a server."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ from headgate import (
     token_bucket,
 )
 from headgate.decision import Verdict
+from headgate.keys import storage_keys
 from headgate.quota import MAX_UNITS
+from headgate.stores.port_parameters import ServerTime
+from headgate.stores.redis.cluster_operations import Tag, tagged_keys
 from headgate.stores.redis.codec import (
     ASKING,
-    Keys,
+    BY_SHA,
+    BY_SOURCE,
     Operation,
     RedisPlan,
     ScriptCall,
-    call_by_name,
-    call_by_text,
     command,
     plans,
+    reset,
+    script_command,
 )
+from headgate.stores.redis.operations import StateKeys
 from headgate.stores.redis.script import SHA, SOURCE
 from headgate.stores.request import Request
-from headgate.stores.shapes import ServerTime
 from headgate.testing import FakeClock
 
 RULES = (fixed_window("5/minute"), sliding_window("6/minute"), token_bucket("1/day", burst=7))
@@ -169,7 +173,7 @@ def test_a_request_without_calendars_has_no_windows_to_ask_again_with() -> None:
 
 
 def test_a_reset_names_keys_only() -> None:
-    request = plan_of(*RULES).reset((b"a", b"b", b"c"))
+    request = reset((b"a", b"b", b"c"))
     assert struct.unpack("<BHddd", request.body)[:2] == (6, 3)
 
 
@@ -184,11 +188,11 @@ def test_a_refund_carries_the_receipts() -> None:
 
 def test_several_requests_travel_in_one_command() -> None:
     requests = [ScriptCall((b"a", b"b"), b"one"), ScriptCall((b"c",), b"\r\n")]
-    assert call_by_name(requests) == (
+    assert script_command(BY_SHA, requests) == (
         b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n$1\r\n3\r\n"
         b"$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n$3\r\none\r\n$2\r\n\r\n\r\n"
     )
-    assert SOURCE in call_by_text(requests)
+    assert SOURCE in script_command(BY_SOURCE, requests)
     assert ASKING == command(b"ASKING") == b"*1\r\n$6\r\nASKING\r\n"
 
 
@@ -202,7 +206,7 @@ def packed(allowed: int, remaining: int, retry_after: int | None, reset_after: i
 
 
 def test_one_rule_admits() -> None:
-    decision = plan_of(fixed_window("5/minute")).decision(packed(1, 4, None, 60_000_000, 0))
+    decision = plan_of(fixed_window("5/minute")).answer(packed(1, 4, None, 60_000_000, 0))[0]
     assert decision.allowed
     assert (decision.limit, decision.remaining) == (5, 4)
     assert (decision.retry_after, decision.reset_after) == (None, 60.0)
@@ -210,7 +214,7 @@ def test_one_rule_admits() -> None:
 
 
 def test_one_rule_refuses() -> None:
-    decision = plan_of(fixed_window("5/minute")).decision(packed(0, 0, 1, 2, 0))
+    decision = plan_of(fixed_window("5/minute")).answer(packed(0, 0, 1, 2, 0))[0]
     assert not decision
     assert (decision.retry_after_us, decision.reset_after_us) == (1, 2)
     assert decision.denied_by == "fixed_window/1m"
@@ -218,37 +222,37 @@ def test_one_rule_refuses() -> None:
 
 def test_a_bucket_replies_in_ticks() -> None:
     plan = plan_of(token_bucket("1/day"))
-    decision = plan.decision(packed(0, 0, 86_400_000, 86_400_000, -999))
+    decision, _ = plan.answer(packed(0, 0, 86_400_000, 86_400_000, -999))
     assert decision.retry_after_us == 86_400_000_000 - 999
     assert decision.reset_after_us == 86_400_000_000 - 999
 
 
 def test_times_beyond_the_exact_range_of_doubles_are_exact() -> None:
-    decision = plan_of(token_bucket("1/day", burst=10_000_000)).decision(
-        packed(0, 0, 2**53 - 1, 2**53 - 1, -1)
-    )
+    plan = plan_of(token_bucket("1/day", burst=10_000_000))
+    decision, _ = plan.answer(packed(0, 0, 2**53 - 1, 2**53 - 1, -1))
     assert decision.retry_after_us == (2**53 - 1) * 1000 - 1
 
 
 def test_a_fresh_bucket_is_reset_now_whatever_the_lag() -> None:
-    assert plan_of(token_bucket("1/day")).decision(packed(1, 1, None, 0, -999)).reset_after_us == 0
+    assert plan_of(token_bucket("1/day")).answer(packed(1, 1, None, 0, -999))[0].reset_after_us == 0
 
 
 def test_a_rule_that_admits_nothing_has_no_times() -> None:
-    decision = plan_of(token_bucket("0/day")).decision(packed(0, 0, None, None, 0))
+    decision = plan_of(token_bucket("0/day")).answer(packed(0, 0, None, None, 0))[0]
     assert (decision.retry_after_us, decision.reset_after_us, decision.limit) == (None, None, 0)
 
 
 def test_several_rules_reply_one_after_the_other() -> None:
     reply = packed(1, 4, None, 10, 0) + packed(0, 0, 20, 30, 0) + packed(1, 7, None, 0, -5)
     plan = plan_of(*RULES)
-    assert plan.verdicts(reply) == [
+    assert plan.verdicts(reply) == (
         Verdict(True, 5, 4, None, 10),
         Verdict(False, 6, 0, 20, 30),
         Verdict(True, 7, 7, None, 0),
-    ]
-    assert plan.decision(reply).denied_by == "sliding_window/1m"
-    assert plan.decision(reply).verdicts == tuple(plan.verdicts(reply))
+    )
+    decision, _ = plan.answer(reply)
+    assert decision.denied_by == "sliding_window/1m"
+    assert decision.verdicts == plan.verdicts(reply)
 
 
 def test_a_hold_that_takes_nothing_has_no_receipts() -> None:
@@ -277,15 +281,15 @@ def test_a_rule_that_was_not_charged_has_an_empty_receipt() -> None:
 
 def test_what_could_not_be_recorded_is_said_in_units() -> None:
     plan = plan_of(*RULES)
-    plan.check_recorded(0, 5)
+    plan.recorded(5, 0)
     with pytest.raises(CostTooHigh) as window:
-        plan.check_recorded([2, MAX_UNITS - 3], 5)
+        plan.recorded(5, [2, MAX_UNITS - 3])
     assert (window.value.cost, window.value.capacity, window.value.rule) == (5, 3, "sliding_window/1m")
     with pytest.raises(CostTooHigh) as bucket:
-        plan.check_recorded([3, MAX_UNITS - 2 * 86_400_000 - 1], 5)
+        plan.recorded(5, [3, MAX_UNITS - 2 * 86_400_000 - 1])
     assert bucket.value.capacity == 2
     with pytest.raises(CostTooHigh) as beyond:
-        plan.check_recorded([3, MAX_UNITS + 1], (0, 0, 7))
+        plan.recorded((0, 0, 7), [3, MAX_UNITS + 1])
     assert (beyond.value.cost, beyond.value.capacity) == (7, 0)
 
 
@@ -298,31 +302,35 @@ def test_parts_of_a_plan_keep_the_names_and_the_order() -> None:
 # --- Keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_rule_has_a_key_of_its_own() -> None:
-    keys = Keys("limiter", RULES, "space").of("alice")
+def keys_of(limiter: str, rules: tuple[Rule, ...], tag: Tag | None = None) -> StateKeys:
+    return tagged_keys("space", limiter, rules, tag) if tag else storage_keys("space", limiter, rules)
+
+
+def test_each_rule_has_a_separate_key() -> None:
+    keys = keys_of("limiter", RULES)("alice")
     assert len(set(keys)) == 3
     assert all(key.startswith(b"5:space7:limiter") and key.endswith(b"talice") for key in keys)
-    assert Keys("limiter", RULES[:1], "space").of("alice") == keys[:1]
+    assert keys_of("limiter", RULES[:1])("alice") == keys[:1]
 
 
 def test_keys_that_do_not_fit_are_refused() -> None:
-    for keys in (Keys("limiter", RULES, "space"), Keys("limiter", RULES[:1], "space")):
+    for keys in (keys_of("limiter", RULES), keys_of("limiter", RULES[:1])):
         with pytest.raises(ConfigError):
-            keys.of(None)
+            keys(None)
 
 
 @given(st.text(), st.text(), st.text(), st.text())
 def test_no_two_keys_are_alike(one: str, other: str, limiter: str, another: str) -> None:
     rules = (sliding_log("5/minute"),)
-    for tag in (None, "key", "limiter"):
-        first = Keys(limiter, rules, "space", tag).of(one)  # type: ignore[arg-type]
-        second = Keys(another, rules, "space", tag).of(other)  # type: ignore[arg-type]
+    tags: tuple[Tag | None, ...] = (None, "key", "limiter")
+    for tag in tags:
+        first, second = keys_of(limiter, rules, tag)(one), keys_of(another, rules, tag)(other)
         assert (first == second) is ((one, limiter) == (other, another))
 
 
 def test_text_and_bytes_are_different_keys_in_a_cluster_too() -> None:
-    keys = Keys("limiter", RULES, "space", "key")
-    assert not set(keys.of("alice")) & set(keys.of(b"alice"))
+    keys = keys_of("limiter", RULES, "key")
+    assert not set(keys("alice")) & set(keys(b"alice"))
 
 
 def tag_of(key: bytes) -> bytes:
@@ -330,10 +338,10 @@ def tag_of(key: bytes) -> bytes:
     return key[: key.index(b"}") + 1]
 
 
-def test_tags_decide_what_lies_together() -> None:
-    by_key, by_limiter = (Keys("limiter", RULES, "space", tag) for tag in ("key", "limiter"))  # type: ignore[arg-type]
-    assert len({tag_of(key) for key in by_key.of("{alice}")}) == 1
-    assert {tag_of(key) for key in by_key.of("alice")} != {tag_of(key) for key in by_key.of("bob")}
-    assert {tag_of(key) for key in by_limiter.of("alice")} == {tag_of(key) for key in by_limiter.of("bob")}
-    another = Keys("another", RULES, "space", "limiter")
-    assert {tag_of(key) for key in by_limiter.of("alice")} != {tag_of(key) for key in another.of("alice")}
+def test_tags_decide_which_states_share_a_slot() -> None:
+    by_key, by_limiter = keys_of("limiter", RULES, "key"), keys_of("limiter", RULES, "limiter")
+    assert len({tag_of(key) for key in by_key("{alice}")}) == 1
+    assert {tag_of(key) for key in by_key("alice")} != {tag_of(key) for key in by_key("bob")}
+    assert {tag_of(key) for key in by_limiter("alice")} == {tag_of(key) for key in by_limiter("bob")}
+    another = keys_of("another", RULES, "limiter")
+    assert {tag_of(key) for key in by_limiter("alice")} != {tag_of(key) for key in another("alice")}

@@ -154,7 +154,7 @@ ENDPOINT = RedisEndpoint.of("redis://user:secret@example.org:7000")
         (ResponseError("OOM no memory"), StoreUnavailable, "OOM"),
         (NoPermissionError("NOPERM no"), StoreMisconfigured, "NOPERM"),
         (MovedError("5 example.org:1"), StoreMisconfigured, "cluster=True"),
-        (ResponseError("WRONGTYPE Operation against a key"), StoreConflict, "something else"),
+        (ResponseError("WRONGTYPE Operation against a key"), StoreConflict, "data of another program"),
         (ResponseError("user_script:42: not a sliding window"), StoreConflict, "not a sliding window"),
     ],
 )

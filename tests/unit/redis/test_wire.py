@@ -1,4 +1,4 @@
-"""What a connection for tasks notices before it is used again."""
+"""Checks of a connection for tasks before it is used again."""
 
 from __future__ import annotations
 

@@ -167,3 +167,23 @@ def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(
     gate.ask(Request("hit", "next"))
     gate.ask(Request("hit", "last"))
     assert sorted(sent(peer)) == ["hit last", "hit next", "hit warm", "hold a", "refund 3"]
+
+
+async def test_an_invalid_reply_to_a_cancelled_hold_harms_no_other_call(
+    peer: ScriptedPeer, encoder: PlainEncoder
+) -> None:
+    engine = AsyncEngine(peer, PATIENCE)
+    gate = AsyncRemoteGate("scripted", encoder, engine, PATIENCE)
+    peer.is_open = False
+    hold = asyncio.ensure_future(gate.ask(Request("hold", "a")))
+    other = asyncio.ensure_future(gate.reset("b"))
+    await peer.until_sent_async(1)
+    hold.cancel()
+    encoder.trouble = TypeError("no such reply")
+    peer.open()
+    await other
+    with pytest.raises(asyncio.CancelledError):
+        await hold
+    assert len(peer.batches[0]) == 2
+    assert len(peer.wires) == 1
+    await engine.aclose()

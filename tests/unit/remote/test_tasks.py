@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import StoreTimeout, StoreUnavailable
+from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.remote import batching, tasks
 from headgate.stores.remote.connecting import in_thread
 from headgate.stores.remote.tasks import AsyncEngine
@@ -422,6 +422,89 @@ async def test_a_connection_made_in_a_thread_is_closed_if_nobody_waits_for_it_an
     assert await asyncio.to_thread(closed.wait, PATIENCE)
 
 
+# --- A cancelled runner ------------------------------------------------------------------------------------------------
+
+
+def cancel_other_tasks(*kept: asyncio.Future[Any]) -> None:
+    """Cancel all tasks, as programs do that are about to end."""
+    for task in asyncio.all_tasks() - {asyncio.current_task(), *kept}:
+        task.cancel()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_calls_after_all_tasks_were_cancelled_are_answered(
+    engine: AsyncEngine, peer: ScriptedPeer, turns: int
+) -> None:
+    """A task that is cancelled before its first step never runs."""
+    peer.is_open = False
+    cancelled = start(engine, "a")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    cancel_other_tasks()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    peer.open()
+    async with asyncio.timeout(PATIENCE):
+        assert await start(engine, "b") == "b"
+        await engine.aclose()
+    assert all(wire.is_closed for wire in peer.wires)
+
+
+async def test_calls_that_were_not_sent_survive_the_cancellation_of_the_runner(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    peer.is_open = False
+    sent = start(engine, "sent")
+    await peer.until_sent_async(1)
+    waiting, gone = start(engine, "waiting"), start(engine, "gone")
+    await asyncio.sleep(0)
+    gone.cancel()
+    cancel_other_tasks(sent, waiting)
+    with pytest.raises(StoreError) as failure:
+        await sent
+    assert type(failure.value) is StoreError  # the server did nothing wrong: the breaker stays closed
+    peer.open()
+    assert await waiting == "waiting"
+    assert peer.batches == [["sent"], ["waiting"]]
+    assert [wire.is_closed for wire in peer.wires] == [True, False]
+
+
+async def test_an_engine_that_could_not_send_still_gives_up_silent_connections(
+    clock: ScriptedTime,
+) -> None:
+    peer = ScriptedPeer()
+    engine = AsyncEngine(peer, 0.05)
+    peer.is_open = False
+    sent = start(engine, "sent")
+    await peer.until_sent_async(1)
+    waiting = start(engine, "waiting")
+    await asyncio.sleep(0)
+    usual = peer.converse
+
+    def is_gone() -> Any:
+        raise ConnectionResetError("gone")
+
+    def cannot_send(calls: Any) -> Any:
+        peer.converse = usual  # type: ignore[method-assign]
+        peer.wires[0].receive = is_gone  # type: ignore[method-assign]
+        yield is_gone()
+
+    peer.converse = cannot_send  # type: ignore[method-assign]
+    peer.open()
+    assert [type(found) for found in await outcomes([sent, waiting])] == [str, StoreUnavailable]
+    peer.is_open = False
+    silent = start(engine, "silent", 0.05)
+    await peer.until_sent_async(2)
+    clock.advance(0.05)
+    with pytest.raises(StoreTimeout):
+        await silent
+    peer.open()
+    async with asyncio.timeout(PATIENCE):
+        assert await start(engine, "afterwards") == "afterwards"
+        await engine.aclose()
+    assert len(peer.wires) == 3
+
+
 # --- Event loops -----------------------------------------------------------------------------------------------------
 
 
@@ -451,7 +534,37 @@ def test_an_event_loop_that_ends_fails_what_is_under_way() -> None:
 
     asyncio.run(leave())
     assert all(future.cancelled() for future in left)  # as `asyncio.run` does with every task
-    assert peer.wires[0].is_closed
+    assert [wire.is_closed for wire in peer.wires] == [True]
+
+
+def test_an_event_loop_that_ends_sends_what_must_be_sent() -> None:
+    peer = ScriptedPeer()
+    engine = AsyncEngine(peer, PATIENCE)
+
+    async def hold() -> None:
+        try:
+            await engine.call("hold", tasks.time.monotonic() + PATIENCE)
+            held.append(None)
+            await asyncio.Event().wait()
+        finally:
+            peer.open()
+            await engine.call("release", tasks.time.monotonic() + PATIENCE, must_send=True)
+
+    async def leave() -> None:
+        left.extend(asyncio.ensure_future(hold()) for _ in range(20))
+        while len(held) < 20:  # noqa: ASYNC110  # all replies are there
+            await asyncio.sleep(0)
+        peer.is_open = False
+        left.append(start(engine, "other"))
+        await peer.until_sent_async(len(peer.batches) + 1)
+        engine.tell("told", tasks.time.monotonic() + PATIENCE)
+
+    held: list[None] = []
+    left: list[asyncio.Future[Any]] = []
+    asyncio.run(leave())
+    sent = [request for batch in peer.batches for request in batch]
+    assert (sent.count("release"), sent.count("told")) == (20, 1)
+    assert all(wire.is_closed for wire in peer.wires)
 
 
 def test_closing_an_engine_whose_event_loop_is_closed_harms_nobody() -> None:

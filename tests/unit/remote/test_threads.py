@@ -105,6 +105,24 @@ def test_many_threads_get_each_its_own_reply(
     assert len(peer.wires) == 1
 
 
+def test_a_lost_call_that_nobody_waits_for_keeps_no_other_thread_waiting(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    """Threads wake each other in a chain, and a refund of an interrupted call has no thread."""
+    peer.is_open = False
+    first = pool.submit(call, engine, "first", 2 * PATIENCE)
+    peer.until_sent(1)
+    engine.tell("told", time.monotonic() + 2 * PATIENCE)
+    others = [pool.submit(call, engine, f"{number}", 2 * PATIENCE) for number in range(5)]
+    until(lambda: waiting(engine) == 6)
+    peer.answer = lambda batch: ConnectionResetError("gone") if "told" in batch else list(batch)
+    peer.open()
+    assert first.result(PATIENCE) == "first"
+    for job in others:
+        with pytest.raises(StoreUnavailable):
+            job.result(PATIENCE)
+
+
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +217,25 @@ def test_a_blocked_process_is_no_outage_while_connecting(
     until(lambda: engine._dispatcher._batcher.alarm > clock.monotonic())  # a thread has looked
     go_on.set()
     assert [job.result(PATIENCE) for job in jobs] == [f"{number}" for number in range(40)]
+
+
+def test_threads_whose_calls_have_a_grace_period_wait_for_its_end(
+    engine: ThreadEngine, clock: ScriptedTime
+) -> None:
+    """Looking again and again, they would keep the leader from reading the replies."""
+    waits: list[float] = []
+    call = threads.ThreadCall("late", clock.monotonic() + 1, False, None, engine._dispatcher.to_wake)
+    engine._dispatcher._batcher.add(call)
+    clock.advance(3)
+    engine._dispatcher._batcher.expire(clock.monotonic())
+
+    class Recorder:
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+
+    call.wakeup = Recorder()  # type: ignore[assignment]
+    engine._dispatcher._wait(call, False)
+    assert waits == [GRACE]
 
 
 def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Event]:
@@ -513,6 +550,26 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_is_woken_though_the_one_that_wakes_it_is_interrupted(engine: ThreadEngine) -> None:
+    dispatcher = engine._dispatcher
+    call = threads.ThreadCall("a", 0.0, False, None, dispatcher.to_wake)
+    woken: list[None] = []
+
+    class InterruptedWakeUp:
+        def set(self) -> None:
+            woken.append(None)
+            if len(woken) == 1:
+                raise Interrupted
+
+    call.wakeup = InterruptedWakeUp()  # type: ignore[assignment]
+    dispatcher.to_wake.append(call)
+    with pytest.raises(Interrupted):
+        dispatcher._wake_next()
+    dispatcher._wake_next()
+    assert len(woken) == 2
+    assert not dispatcher.to_wake
 
 
 def test_calls_that_are_under_way_end_before_a_connection_is_closed(

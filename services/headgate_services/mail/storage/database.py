@@ -13,6 +13,9 @@ from headgate_services.common.databases import SqlDatabase
 from headgate_services.common.deadlines import DEFAULT_LIMIT
 from headgate_services.mail.storage.migrations import all_migrations
 
+MIGRATIONS = "headgate_mail_migrations"
+"""The table with the applied migrations."""
+
 
 class MailDatabase(SqlDatabase):
     """Sessions on one database."""
@@ -41,4 +44,4 @@ class MailDatabase(SqlDatabase):
             MigrationError: The database is newer than this program.
         """
         found = all_migrations() if migrations is None else migrations
-        return await self.apply(found, record="headgate_mail_migrations")
+        return await self.apply(found, record=MIGRATIONS)

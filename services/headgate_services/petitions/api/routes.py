@@ -151,7 +151,7 @@ async def co_sign_petition(
     petition_id: UUID, co_sign: CoSignRequest, request: Request, parts: PartsPart
 ) -> CoSignResponse:
     """Co-sign a petition, once per identity; co-signs have a limit of their own."""
-    signed = await parts.co_signs.co_sign(
+    signed = await parts.submissions.co_sign(
         petition_id, co_sign.signer_id, parts.co_sign_limiter, request.state.trace_id
     )
     return CoSignResponse.of(signed)

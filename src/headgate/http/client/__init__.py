@@ -1,11 +1,12 @@
-"""Clients that stay under the limits of others: a transport for httpx, an adapter for requests.
+"""Rate limits for outgoing requests: transports for httpx, an adapter for requests.
 
     client = httpx.Client(transport=RateLimitTransport("10/s"))
     client = httpx.AsyncClient(transport=AsyncRateLimitTransport("10/s"))
     session.mount("https://", RateLimitAdapter("10/s"))
 
-A request waits for the caller's own limit, and for as long as the peer has asked for in an earlier answer. One that is
-refused is sent again when that time is over, a few times at most, if that can do no harm. See `Manners` for the arguments.
+A request waits for the caller's own limit, and for any pause that the peer requested in an earlier response. A refused
+request is retried after that pause, a limited number of times, if repeating it is safe. See `OutboundOptions` for the
+arguments.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from headgate.http.client.manners import Manners, asked_pause
+from headgate.http.client.options import OutboundOptions, asked_pause
 
 if TYPE_CHECKING:
     from headgate.http.client.httpx import AsyncRateLimitTransport, RateLimitTransport
     from headgate.http.client.requests import RateLimitAdapter
 
-__all__ = ["AsyncRateLimitTransport", "Manners", "RateLimitAdapter", "RateLimitTransport", "asked_pause"]
+__all__ = [
+    "AsyncRateLimitTransport",
+    "OutboundOptions",
+    "RateLimitAdapter",
+    "RateLimitTransport",
+    "asked_pause",
+]
 
 _HOMES = {"AsyncRateLimitTransport": "httpx", "RateLimitTransport": "httpx", "RateLimitAdapter": "requests"}
 

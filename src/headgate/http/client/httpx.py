@@ -1,4 +1,4 @@
-"""Transports for httpx that keep to `Manners`."""
+"""Rate-limited transports for httpx."""
 
 from __future__ import annotations
 
@@ -7,83 +7,83 @@ from typing import Unpack
 from headgate import AsyncLimiter, Limiter, Rule
 from headgate._checks import check_kind
 from headgate._extras import needing
-from headgate.http.client.manners import Manners, MannersOptions
-from headgate.http.steps import run, run_async
+from headgate.http.client.options import OutboundArguments, OutboundOptions
+from headgate.http.sync_async import run, run_async
 
 with needing("headgate.http.client", "httpx"):
     import httpx
 
 
 class RateLimitTransport(httpx.BaseTransport):
-    """A transport that sends requests when they may be sent: `httpx.Client(transport=RateLimitTransport("10/s"))`.
+    """A transport that delays requests to stay within limits: `httpx.Client(transport=RateLimitTransport("10/s"))`.
 
-    The options besides are those of `Manners`.
+    For the other options see `OutboundOptions`.
 
     Args:
         limit: The caller's own limit, a `Limiter` or a rule.
-        transport: What sends; by default `httpx.HTTPTransport()`.
+        transport: The transport that sends the requests; by default `httpx.HTTPTransport()`.
     """
 
     def __init__(
         self,
         limit: Limiter | Rule | str | None = None,
         transport: httpx.BaseTransport | None = None,
-        **manners: Unpack[MannersOptions],
+        **options: Unpack[OutboundArguments],
     ) -> None:
-        self._manners = Manners(Limiter, limit, **manners)
+        self._options = OutboundOptions(Limiter, limit, **options)
         check_kind("transport=", transport, httpx.BaseTransport | None, "an httpx.BaseTransport")
         self._transport = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; see `Manners.exchange`."""
-        key = self._manners.key(request) if self._manners.key else request.url.host
+        """Send a request; see `OutboundOptions.exchange`."""
+        key = self._options.key(request) if self._options.key else request.url.host
         response: httpx.Response = run(
-            self._manners.exchange(
+            self._options.exchange(
                 key,
                 request.method,
                 isinstance(request.stream, httpx.ByteStream),
                 lambda: self._transport.handle_request(request),
-                self._manners.clock.sleep,
+                self._options.clock.sleep,
                 _read,
             )
         )
         return response
 
     def close(self) -> None:
-        """Close the transport that sends."""
+        """Close the underlying transport."""
         self._transport.close()
 
 
 class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
-    """As `RateLimitTransport`, for `httpx.AsyncClient`."""
+    """Like `RateLimitTransport`, but for `httpx.AsyncClient`."""
 
     def __init__(
         self,
         limit: AsyncLimiter | Rule | str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        **manners: Unpack[MannersOptions],
+        **options: Unpack[OutboundArguments],
     ) -> None:
-        self._manners = Manners(AsyncLimiter, limit, **manners)
+        self._options = OutboundOptions(AsyncLimiter, limit, **options)
         check_kind("transport=", transport, httpx.AsyncBaseTransport | None, "an httpx.AsyncBaseTransport")
         self._transport = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; see `Manners.exchange`."""
-        key = self._manners.key(request) if self._manners.key else request.url.host
+        """Send a request; see `OutboundOptions.exchange`."""
+        key = self._options.key(request) if self._options.key else request.url.host
         response: httpx.Response = await run_async(
-            self._manners.exchange(
+            self._options.exchange(
                 key,
                 request.method,
                 isinstance(request.stream, httpx.ByteStream),
                 lambda: self._transport.handle_async_request(request),
-                self._manners.clock.asleep,
+                self._options.clock.asleep,
                 _aread,
             )
         )
         return response
 
     async def aclose(self) -> None:
-        """Close the transport that sends."""
+        """Close the underlying transport."""
         await self._transport.aclose()
 
 

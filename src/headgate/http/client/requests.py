@@ -1,4 +1,4 @@
-"""An adapter for requests that keeps to `Manners`."""
+"""A rate-limited adapter for requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from headgate import Limiter, Rule
 from headgate._extras import needing
-from headgate.http.client.manners import Manners, MannersOptions
-from headgate.http.steps import run
+from headgate.http.client.options import OutboundArguments, OutboundOptions
+from headgate.http.sync_async import run
 
 with needing("headgate.http.client", "requests"):
     from requests import PreparedRequest, Response
@@ -16,29 +16,31 @@ with needing("headgate.http.client", "requests"):
 
 
 class RateLimitAdapter(HTTPAdapter):
-    """An adapter that sends requests when they may be sent: `session.mount("https://", RateLimitAdapter("10/s"))`.
+    """An adapter that delays requests to stay within limits: `session.mount("https://", RateLimitAdapter("10/s"))`.
 
-    The options besides are those of `Manners`.
+    For the other options see `OutboundOptions`.
 
     Args:
         limit: The caller's own limit, a `Limiter` or a rule.
     """
 
-    def __init__(self, limit: Limiter | Rule | str | None = None, **manners: Unpack[MannersOptions]) -> None:
+    def __init__(
+        self, limit: Limiter | Rule | str | None = None, **options: Unpack[OutboundArguments]
+    ) -> None:
         super().__init__()
-        self._manners = Manners(Limiter, limit, **manners)
+        self._options = OutboundOptions(Limiter, limit, **options)
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        """Send a request; see `Manners.exchange`."""
-        key = self._manners.key(request) if self._manners.key else urlsplit(request.url or "").hostname or ""
+        """Send a request; see `OutboundOptions.exchange`."""
+        key = self._options.key(request) if self._options.key else urlsplit(request.url or "").hostname or ""
         response: Response = run(
-            self._manners.exchange(
+            self._options.exchange(
                 key,
                 request.method or "",
                 request.body is None or isinstance(request.body, str | bytes),
                 lambda: super(RateLimitAdapter, self).send(request, *args, **kwargs),
-                self._manners.clock.sleep,
-                lambda response: response.content,  # which keeps it
+                self._options.clock.sleep,
+                lambda response: response.content,  # reads and keeps the body
             )
         )
         return response

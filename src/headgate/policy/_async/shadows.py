@@ -1,4 +1,4 @@
-"""Shadow rules, and the gate that asks them besides the live rules. They never refuse, and never raise."""
+"""Shadow rules, which never refuse and never raise, and the gate of live and shadow rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AsyncShadow(ShadowRule):
     _gate: AsyncGate
 
     async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
-        """Ask the rule, count its answer, and return the receipts of its units, if any.
+        """Decide by the rule, count the decision, and return the receipts of its units, if any.
 
         It never raises.
         """
@@ -40,7 +40,7 @@ class AsyncShadow(ShadowRule):
         return receipts
 
     async def renew(self, request: Request) -> None:
-        """Extend the lease that this rule has counted for a hold, if it has."""
+        """Extend the lease of a hold in this rule, if there is one."""
         own = own_part(request.replaces, self)
         if self.rule.kind == "concurrent" and own is not None and own[0][1]:
             with self.tally.reporting():
@@ -79,7 +79,7 @@ class AsyncShadowedGate(ShadowedRules[AsyncShadow]):
                 lambda shadow: shadow.ask(request.replacing(own_part(request.replaces, shadow)))
             )
         except BaseException:
-            # Cancelled, or interrupted: this hold will never be settled. Units that were moved are final, or not lost.
+            # Cancelled or interrupted: nobody will settle this hold. Units that replace a hold stay.
             if receipts is not None and request.replaces is None:
                 await self._live.refund(receipts, request.cost, request.now)
             raise

@@ -133,19 +133,19 @@ class LivePolicy(Watched[PolicyLimiter]):
     Attributes:
         policy: The newest valid policy.
         clock: The clock used instead of the stores' clocks.
-        last_error: Why the newest file is not in force; `None` if it is.
+        last_error: The error of the newest file; `None` if it is in force.
     """
 
     _version_type = Version
     _limiter_type = PolicyLimiter
 
     def ping(self) -> dict[str, StoreError | None]:
-        """Ask every store whether it can count; return its error or `None` by URL.
+        """Check that every store can count; return its error or `None` by URL.
 
         The error is `StoreUnavailable` if the store is down, and `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
-        # Without rules none is asked.
+        # Limiters with rules first: without rules, `ping` does not call the store.
         for limiter in sorted(self.values(), key=lambda limiter: not limiter.rules):
             if limiter.policy.store not in found:
                 try:

@@ -1,13 +1,13 @@
-"""Counting in a key-value store: one that can get and put, with a time to live, and perhaps nothing else.
+"""Rate limiting with a key-value store, which needs only `get` and `put` with a time to live.
 
-KV              what is asked of such a store: `get` and `put`
-SwappingKV      … that can also put only if nothing has changed: exact, however many processes share it
-ListingKV       … that can also list and delete
-MemoryKV        this process
-SQLiteKV        a file
+KV              the interface: `get` and `put`
+SwappingKV      … with compare-and-swap: exact, even if several processes share the store
+ListingKV       … with listing and deletion
+MemoryKV        in this process
+SQLiteKV        in a file
 RedisKV         `headgate.stores.kv.redis`, needs `headgate[redis]`
 CloudflareKV    `headgate.stores.kv.cloudflare`, needs httpx
-KVStore         makes any of them a store for `AsyncLimiter`
+KVStore         the store for `AsyncLimiter` on top of any of them
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["KV", "KVStore", "KeyTurns", "ListingKV", "MemoryKV", "SQLiteKV", "Sw
 
 
 def open_kv(url: str) -> ListingKV:
-    """Return the key-value store that a URL names: `memory://`, `sqlite:///path.db` or `redis://host/database`.
+    """Return the key-value store of a URL: `memory://`, `sqlite:///path.db` or `redis://host/database`.
 
-    Cloudflare's needs three secrets, which do not belong in a URL: `CloudflareKV(account, namespace, token)`.
+    Cloudflare's has no URL, because it needs a secret token: use `CloudflareKV(account, namespace, token)`.
 
     Raises:
-        ConfigError: The URL names no store that is known.
+        ConfigError: The scheme of the URL is unknown.
         StoreUnavailable: The file cannot be opened.
     """
     scheme = url.partition(":")[0].lower() if isinstance(url, str) else type(url).__name__
@@ -43,6 +43,6 @@ def open_kv(url: str) -> ListingKV:
 
         return RedisKV.from_url(url)
     raise ConfigError(
-        f"no key-value store is known for {scheme!r}; write for example 'memory://', 'sqlite:///limits.db' or "
+        f"{scheme!r} is not a scheme of a key-value store; write for example 'memory://', 'sqlite:///limits.db' or "
         f"'redis://localhost/1'"
     )

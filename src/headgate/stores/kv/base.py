@@ -1,7 +1,7 @@
-"""What a key-value store is, at the least, and what some can do besides.
+"""The interfaces of key-value stores.
 
-Keys and values are text, and every value has a time to live. Nothing else is asked, so that even a store that offers
-nothing else can count; what it cannot do then, `headgate.stores.kv.store` says.
+Keys and values are text, and every value has a time to live. `headgate.stores.kv.store` describes the limitations of a store
+that offers only `get` and `put`.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from typing import Protocol, runtime_checkable
 class KV(Protocol):
     """The interface of a key-value store.
 
-    One that also has a `guarantees` attribute says there what it keeps; without it, the least is assumed.
+    It may have an attribute `guarantees`; without it, `KVStore` assumes that it is shared and not exact.
     """
 
     async def get(self, key: str) -> str | None:
-        """Return the value, or `None` if there is none or its time is up.
+        """Return the value, or `None` if it is missing or expired.
 
         Raises:
-            StoreUnavailable: It could not be read.
+            StoreUnavailable: The value could not be read.
         """
 
     async def put(self, key: str, value: str, ttl: int) -> None:
-        """Keep a value for so many whole seconds, instead of the one before.
+        """Set a value that expires after `ttl` seconds.
 
         Raises:
-            StoreUnavailable: It was not written, or that is unknown.
+            StoreUnavailable: The value was not written, or it is unknown whether it was.
         """
 
 
 @runtime_checkable
 class SwappingKV(KV, Protocol):
-    """A key-value store that can look and put in one step."""
+    """A key-value store with compare-and-swap."""
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
-        """Put the value if the key still has the expected one (`None`: no value); return whether it was put."""
+        """Set the value if the key has the expected one (`None`: no value); return whether it was set."""
 
 
 @runtime_checkable
 class ListingKV(KV, Protocol):
-    """A key-value store that can be looked through and cleared."""
+    """A key-value store with listing and deletion."""
 
     def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
-        """Yield the keys that begin with the prefix and have a value."""
+        """Yield the keys with the prefix that have a value."""
 
     async def delete(self, key: str) -> None:
-        """Remove a value, if there is one."""
+        """Remove a value, if it exists."""
 
     async def aclose(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
 
 
 async def purge(kv: ListingKV, prefix: str = "") -> int:
-    """Remove every value whose key begins with the prefix; return how many there were."""
+    """Remove all values whose keys have the prefix, and return their number."""
     found = [key async for key in kv.list_keys(prefix)]
     for key in found:
         await kv.delete(key)

@@ -8,10 +8,10 @@ Written from Cloudflare's documentation:
 - 1,200 API calls in five minutes, else 429 with `retry-after`:
   https://developers.cloudflare.com/fundamentals/api/reference/limits/
 
-So a value read may be one that this process has long replaced, and a burst of writes to one key is refused. Both would
-lose counts. Against the first, the adapter remembers for a minute which values it has replaced: a read that brings one
-of them back is answered with the newest. A value that it does not know is somebody else's, and taken for newer. Against
-the second, a call that was refused for its frequency is made again after a pause.
+So a read may return a value that this process has already replaced, and a burst of writes to one key is refused. Both would
+lose counts. Against stale reads, the adapter remembers replaced values for a minute: if a read returns one of them, the
+newest value is used instead. An unknown value was written by another process, and is assumed to be newer. Against refused
+writes, the adapter retries after a pause.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["API_BASE", "CloudflareKV"]
 API_BASE = "https://api.cloudflare.com/client/v4"
 """The address of Cloudflare's API."""
 STALE_FOR = 60.0
-"""Seconds for which a read may bring back a value that has been replaced."""
+"""Seconds for which a read may return a replaced value."""
 
 _FIRST_PAUSE = 0.5
 _KEYS_PER_PAGE = 1000
@@ -51,17 +51,17 @@ class CloudflareKV:
 
     Args:
         account_id: The account's identifier.
-        namespace_id: The namespace's identifier; the namespace should serve nothing else.
+        namespace_id: The namespace's identifier; it should not be used for anything else.
         api_token: A token with the permission "Workers KV Storage Write". It is sent as a header, and never logged.
-        api_base: Where the API is.
+        api_base: The address of the API.
         timeout: Seconds for one attempt.
-        deadline: Seconds for a call with all its attempts; after a time-out, a 429 or a 5xx it is made again, after a
-            pause that doubles or as long as the answer asks for, while this is not exceeded.
-        clock: What to measure and to pause with.
-        transport: What to send requests with, instead of httpx's own.
+        deadline: Seconds for a call with all its attempts. After a timeout, a 429 or a 5xx the call is repeated, after a
+            pause that doubles each time, or after `retry-after` if that is longer.
+        clock: The clock for deadlines and pauses.
+        transport: An httpx transport to use instead of the default one.
 
-    Several processes may count in one namespace, but then some of their counts may be lost: there is no way to put only
-    if nothing has changed, and what one has written the others may see a minute later.
+    Several processes may count in one namespace, but then some of their counts may be lost: the API has no
+    compare-and-swap, and other processes may see a write a minute later.
     """
 
     guarantees = Guarantees(
@@ -147,10 +147,10 @@ class CloudflareKV:
         return f"{self._namespace}/values/{quote(key, safe='')}"
 
     async def _call(self, method: str, url: str, **request: Any) -> httpx.Response:
-        """Return the answer, which is neither 429 nor 5xx; putting the same value again does no harm.
+        """Send a request, and return a response other than 429 or 5xx; all requests are idempotent.
 
         Raises:
-            StoreUnavailable: There was no such answer in time.
+            StoreUnavailable: No such response arrived in time.
         """
         give_up_at = self._clock.now_us() + self._deadline_us
         pause = _FIRST_PAUSE
@@ -167,14 +167,14 @@ class CloudflareKV:
                 cause = None
             if self._clock.now_us() + wait * MICROSECONDS > give_up_at:
                 raise StoreUnavailable(f"Cloudflare KV: {problem}") from cause
-            _logger.warning("Cloudflare KV: %s to a %s; trying again in %g s", problem, method, wait)
+            _logger.warning("Cloudflare KV: %s to a %s; retrying in %g s", problem, method, wait)
             await self._clock.asleep(wait)
             pause *= 2
 
 
 @dataclass(slots=True)
 class _CloudflareEntry:
-    """The newest value known, and the values before it, each with the time at which it was replaced."""
+    """The newest known value, and earlier values with the times at which they were replaced."""
 
     value: str | None
     touched: int
@@ -182,14 +182,14 @@ class _CloudflareEntry:
 
 
 class _Latest:
-    """The newest value known of every key that was put or read in the last minute."""
+    """The newest known values of the keys that were written or read in the last minute."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, _CloudflareEntry] = OrderedDict()  # the longest untouched first
+        self._entries: OrderedDict[str, _CloudflareEntry] = OrderedDict()  # least recently used first
         self._stale_for_us = to_microseconds(STALE_FOR)
 
     def of(self, key: str, found: str | None, now: int) -> str | None:
-        """Return the newest value known, given what a read has brought."""
+        """Return the newest known value, given the result of a read."""
         self._forget(now)
         entry = self._entries.get(key)
         if entry is not None:
@@ -199,7 +199,7 @@ class _Latest:
         return self.put(key, found, now)
 
     def put(self, key: str, value: str | None, now: int) -> str | None:
-        """Note a value as the newest, and return it."""
+        """Remember a value as the newest, and return it."""
         entry = self._entries.setdefault(key, _CloudflareEntry(value, now))
         if entry.value != value:
             entry.replaced[entry.value] = now
@@ -210,7 +210,7 @@ class _Latest:
         return value
 
     def _forget(self, now: int) -> None:
-        """Drop what no read can contradict any more."""
+        """Forget entries that reads can no longer contradict."""
         while self._entries:
             key, entry = next(iter(self._entries.items()))
             if now - entry.touched < self._stale_for_us:
@@ -219,7 +219,7 @@ class _Latest:
 
 
 def _checked(response: httpx.Response) -> httpx.Response:
-    """Return the answer if it is a success."""
+    """Return the response if it is a success."""
     if response.status_code in (401, 403):
         raise StoreMisconfigured(f"Cloudflare KV: {_describe(response)}; check the token and its permissions")
     if not response.is_success:
@@ -228,7 +228,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
 
 
 def _checked_result(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON document of a success."""
+    """Return the JSON document of a successful response."""
     body = _document(_checked(response))
     if body.get("success") is not True:
         raise StoreUnavailable(f"Cloudflare KV: {_describe(response)}")
@@ -253,12 +253,12 @@ def _error_code(response: httpx.Response) -> object:
 
 
 def _describe(response: httpx.Response) -> str:
-    """Return the status and what Cloudflare says about it."""
+    """Return the status and Cloudflare's error messages."""
     said = "; ".join(f"{error.get('code')}: {error.get('message')}" for error in _errors(response))
     return f"answered {response.status_code}{f' ({said})' if said else ''}"
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Return the seconds that a refusal asks to wait."""
+    """Return the seconds in `retry-after`, or 0."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0

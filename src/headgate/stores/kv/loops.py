@@ -1,4 +1,4 @@
-"""What belongs to one event loop."""
+"""Objects per event loop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Something of which every event loop has its own: locks and connections serve no other, nor a child process."""
+    """One object per event loop, such as a lock or a connection, which other loops and child processes cannot use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
 
     def own(self) -> T:
-        """Return that of the running event loop."""
+        """Return the object of the running event loop."""
         loop = asyncio.get_running_loop()
         try:
             return self._made[loop]
         except KeyError:
-            # A connection refers to its loop, so neither would ever go by itself.
+            # A connection refers to its loop, so neither would be garbage-collected.
             for closed in [other for other in list(self._made) if other.is_closed()]:
                 self._made.pop(closed, None)
             made = self._made[loop] = self._make()

@@ -16,14 +16,14 @@ class _MemoryEntry(NamedTuple):
     value: str
     expires: int
     looked_at: int
-    """When it is looked at, whether it has expired; it may have been put again since that was decided."""
+    """The time of the next check for expiry; the value may be newer than the check."""
 
 
 class MemoryKV:
-    """Keeps values in memory until their time is up.
+    """Keeps values in memory until they expire.
 
     Args:
-        clock: Where time comes from; by default the monotonic clock.
+        clock: The clock; by default the monotonic clock.
     """
 
     guarantees = Guarantees(may_lose="everything when the process ends; each process counts for itself")
@@ -46,7 +46,7 @@ class MemoryKV:
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
         with self._lock:
-            if await self.get(key) != expected:  # neither call gives up control
+            if await self.get(key) != expected:  # neither call suspends the task
                 return False
             await self.put(key, value, ttl)
         return True
@@ -61,7 +61,7 @@ class MemoryKV:
                 yield key
 
     async def aclose(self) -> None:
-        """Forget everything."""
+        """Remove all values."""
         with self._lock:
             self._entries.clear()
             self._looks.clear()
@@ -77,7 +77,7 @@ class MemoryKV:
             looked_at, key = heapq.heappop(self._looks)
             entry = self._entries.get(key)
             if entry is None or entry.looked_at != looked_at:
-                continue  # it was deleted, and perhaps put again since
+                continue  # it was deleted, and perhaps created again
             del self._entries[key]
             if entry.expires > now:
                 self._keep(key, entry.value, entry.expires)

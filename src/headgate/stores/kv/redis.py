@@ -31,15 +31,15 @@ class RedisKV:
     """Keeps values in a Redis database, as plain strings with a time to live.
 
     Args:
-        client: What to talk to the server with, from one event loop; `aclose` closes it. If it repeats commands by itself,
-            a swap that was carried out but not answered counts twice. `from_url` makes one that does not, for each loop.
-        prefix: Text before every key in the database, for one that is shared with others.
+        client: A client for one event loop; `aclose` closes it. If it retries commands, a swap whose reply was lost counts
+            twice. `from_url` creates a client without retries for each loop.
+        prefix: Text before every key, for a database that is shared with other applications.
     """
 
     guarantees = Guarantees(
         shared=True,
         durable=True,
-        may_lose="what the server's persistence, replication and eviction policy allow it to lose",
+        may_lose="depends on the server's persistence, replication and eviction policy",
     )
 
     def __init__(self, client: Redis, *, prefix: str = "") -> None:
@@ -54,7 +54,7 @@ class RedisKV:
         """Return the store of `redis://host:port/database`, `rediss://…` or `unix://path`; `?prefix=` is its prefix.
 
         Args:
-            url: Where the server is.
+            url: The URL of the server.
             timeout: Seconds to wait for a connection or an answer before `StoreUnavailable` is raised.
         """
 
@@ -100,7 +100,7 @@ class RedisKV:
             await self._clients.own().delete(self._name(key))
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
-        """Yield the keys that begin with the prefix; one that changes meanwhile may come twice or not at all."""
+        """Yield the keys with the prefix; keys that change during the scan may be repeated or missing."""
         pattern = _bytes((self.prefix + prefix).translate(_GLOB) + "*")
         with _translated():
             async for key in self._clients.own().scan_iter(match=pattern, count=1000):
@@ -116,7 +116,7 @@ class RedisKV:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn the driver's errors into ours; none of them carries credentials."""
+    """Translate errors of redis-py; they contain no credentials."""
     try:
         yield
     except (RedisError, OSError) as error:
@@ -125,7 +125,7 @@ def _translated() -> Iterator[None]:
 
 
 def _text(reply: str | bytes) -> str:
-    # Others may have written it: what is no text must be readable too, and be found again.
+    # Values of other programs may be invalid UTF-8; encoding must restore the same bytes.
     return reply if isinstance(reply, str) else reply.decode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""The key-value store in an SQLite file: there after a restart, and shared by the processes of one machine."""
+"""The key-value store in an SQLite file: persistent, and shared by the processes of one machine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class SQLiteKV(SQLiteFile):
     """Keeps values in an SQLite file.
 
     Args:
-        path: The file; made if it does not exist. It belongs on a local disk.
+        path: The file; created if it does not exist. It must be on a local disk.
         timeout: Seconds to wait for other processes that are writing before `StoreUnavailable` is raised.
-        clock: Where time comes from; by default the machine's wall clock, which all its processes share.
+        clock: The clock; by default the machine's wall clock, which all its processes share.
 
-    Several processes may use one file, each with an adapter of its own; one made before a fork opens the file anew.
+    Several processes may use one file, each with a separate adapter; after a fork, the child opens the file again.
     """
 
     schema = (_CREATE,)
@@ -59,7 +59,7 @@ class SQLiteKV(SQLiteFile):
             yield key
 
     async def _run(self, work: Callable[[sqlite3.Connection], T], *, write: bool = True) -> T:
-        """Do work in a transaction; a cancelled caller leaves it running, so that what it wrote counts as written."""
+        """Run `work` in a transaction, which is completed even if the caller is cancelled."""
         return await self.in_worker(partial(self.transact, work, write=write), completes=True)
 
     def _get(self, key: str, connection: sqlite3.Connection) -> str | None:

@@ -1,23 +1,22 @@
 """Rate limiting over a key-value store.
 
-A key-value store offers get and put, nothing that makes the two one step. What is done about it:
+A key-value store offers get and put, but no atomic update. The consequences:
 
-- Within an event loop, calls on one key are decided one after the other, so each sees what the one before it wrote.
-- Between loops and processes, a store that can `swap` notices that somebody else was quicker; the call is then decided
-  anew. Such a store is exact. Without it, processes that read the same value overwrite each other's count: the limit
-  holds for each process by itself, and for all together only as far as their calls do not overlap.
-- There is no way to write two values together, so a limiter on this store has exactly one rule.
-- What has been used or is given back is written even if the caller is cancelled, and a hold that is cancelled while it is
-  taken is given back. Both go on in the background, so a key-value store should give up by itself if it gets no answer.
+- Within an event loop, calls for one key run one after the other, so each sees the previous write.
+- Between loops and processes, `swap` fails if another process has changed the value; the call is then decided again. A store
+  with `swap` is exact. Without it, processes that read the same value overwrite each other's counts: each process keeps the
+  limit, but all processes together may exceed it if their calls overlap.
+- Two values cannot be written atomically, so a limiter on this store has exactly one rule.
+- Records and refunds are written even if the caller is cancelled, and a hold is given back if its caller is cancelled. Both
+  run in the background, so a key-value store should have a timeout.
 
-A refusal writes nothing; an admission is one get and one put (or swap), plus another of each for every time that another
-process was quicker.
+A refusal writes nothing; an admission is one get and one put (or swap), and one more of each for every conflict with another
+process.
 
-How a state is written. A fixed window has an entry per window, `<stem>:<index of the window>`, whose value is the count
-in decimal, so that it can be read by eye and by others. Two promises do not fit into that number: units that are given
-back after a reset are taken from what was counted since; and time that goes back to an earlier window finds that
-window's count, not the later one's. Every other rule has one entry, `<stem>`, with its kind, period and name, and all
-numbers of its state. A value that cannot be read, or is of another rule, counts as none.
+Storage format: a fixed window has an entry per window, `<stem>:<index of the window>`, whose value is the count in decimal,
+readable for people and other programs. This limits two promises: a refund after a reset reduces the count since the reset;
+and if the clock goes back to an earlier window, the count of that window is used. Every other rule has one entry, `<stem>`,
+with its kind, period and name, and all numbers of its state. A value that is invalid or belongs to another rule is ignored.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 
 Stem = Callable[[str, Rule, PlainKey], str]
-"""From a limiter's name, its rule and a key to the beginning of the name of the entry."""
+"""Returns the start of an entry's name, given the limiter's name, its rule and the key."""
 
 SHORTEST_TTL = 60
-"""Seconds. Cloudflare's KV refuses less, and what lives too long does no harm: no decision rests on it."""
+"""Seconds. Cloudflare's KV refuses less. Expired states are never used, so a longer life does not matter."""
 
 _ATTEMPTS = 50
-_LONGEST_STEM = 450  # Cloudflare's KV takes keys of 512 bytes
+_LONGEST_STEM = 450  # keys in Cloudflare's KV have at most 512 bytes
 
 
 def default_stem(limiter: str, rule: Rule, key: PlainKey) -> str:
-    """Return `headgate:<limiter>:<rule>:<key>`, escaped so that no two can be alike, or its digest if that is long."""
+    """Return `headgate:<limiter>:<rule>:<key>`, escaped so that it is unique, or its digest if that is long."""
     parts = ("headgate", quote(limiter), quote(rule.identity), quote_from_bytes(storage_key(b"", key)))
     stem = ":".join(parts)
     return (
@@ -71,16 +70,16 @@ class KVStore(Unpicklable):
     """A store for `AsyncLimiter`s of one rule each, over any key-value store.
 
     Args:
-        kv: Where the counts are kept. It stays its maker's to close.
-        stem: How entries are named, if not by `default_stem`; it must tell apart whatever is to be counted apart.
-        clock: Where time comes from; by default the wall clock, which other processes share. A clock belongs here rather
-            than with the limiter, so that a reset finds the window that the other calls count in.
+        kv: The key-value store. The store does not close it.
+        stem: A function for the names of entries; names must differ for everything that is counted separately.
+        clock: The clock; by default the wall clock, which other processes share. Set it here rather than in the limiter,
+            so that a reset uses the same window as other calls.
     """
 
     remote = False
     has_rules = False
     notes = None
-    # Some providers count what is written, and entries may be named by the user's own scheme.
+    # Writes may cost money, and the names of entries may follow a scheme of the application.
     pings_by_looking = True
 
     def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
@@ -94,7 +93,7 @@ class KVStore(Unpicklable):
 
     @property
     def guarantees(self) -> Guarantees:
-        """What the key-value store says of itself; if it says nothing, that it is not exact."""
+        """The guarantees of the key-value store; by default shared and not exact."""
         own: Guarantees = getattr(self.kv, "guarantees", Guarantees(exact=False, shared=True))
         return own
 
@@ -122,7 +121,7 @@ class _KVGate:
         self._limiter = limiter
         self._rule = rule
         if rule.kind not in RATES:
-            raise ConfigError(f"a key-value store does not count {rule.kind} rules, as {rule.name!r} is one")
+            raise ConfigError(f"rule {rule.name!r}: a key-value store does not support {rule.kind} rules")
         self._tiers = plain_tiers((rule,))
         self._key = key_picker((rule,))
         self._format = _Counts(rule) if rule.kind == "fixed_window" else _Numbers(rule)
@@ -179,7 +178,7 @@ class _KVGate:
         await complete(self._refund(receipts, cost, now))
 
     async def _release(self, request: Request, answer: Answer) -> None:
-        """Give back what was held for a caller that has been cancelled meanwhile."""
+        """Give back the units of a hold whose caller was cancelled."""
         if answer[1] is not None:
             await self._refund(answer[1], request.cost, request.now)
 
@@ -194,7 +193,7 @@ class _KVGate:
 
             def refund(before: State | None) -> tuple[State | None, None]:
                 if before is None or algorithm.fresh_at(before) <= at:
-                    return before, None  # nothing of it counts any more
+                    return before, None  # its units have expired
                 return algorithm.refund(before, receipt, units, at), None
 
             await self._change(algorithm, entry, charged_at, refund)
@@ -209,10 +208,10 @@ class _KVGate:
 
     @asynccontextmanager
     async def _turn(self, stem: str) -> AsyncIterator[None]:
-        """Wait for the turn on an entry; if the store fails meanwhile, do not wait for it to fail again."""
+        """Wait for the turn on an entry; fail at once if the store failed for an earlier call in the queue."""
         async with self._store.turns.take(stem) as turn:
             if turn.is_hopeless:
-                raise StoreUnavailable(f"{stem!r}: the store has failed the call before this one")
+                raise StoreUnavailable(f"{stem!r}: the store failed for an earlier call")
             try:
                 yield
             except StoreUnavailable:
@@ -226,14 +225,14 @@ class _KVGate:
         at: int,
         change: Callable[[State | None], tuple[State | None, T]],
     ) -> tuple[State | None, T]:
-        """Read, change and write an entry; the very same state is not written."""
+        """Read, change and write an entry; an unchanged state is not written."""
         for _ in range(_ATTEMPTS):
             text = await self._kv.get(entry)
             before = self._format.read(text, at)
             after, result = change(before)
             if after is before or await self._write(entry, text, after, self._ttl(algorithm, after, at)):
                 return after, result
-        raise StoreConflict(f"{entry!r} was changed by others {_ATTEMPTS} times while this call was decided")
+        raise StoreConflict(f"{entry!r} was changed by other processes {_ATTEMPTS} times during this call")
 
     async def _write(self, entry: str, seen: str | None, state: State | None, ttl: int) -> bool:
         value = self._format.write(state)
@@ -243,7 +242,7 @@ class _KVGate:
         return True
 
     def _ttl(self, algorithm: Algorithm, state: State | None, at: int) -> int:
-        """Return how many seconds a value lives: a whole period, or until the state equals a fresh one if that is later."""
+        """Return the time to live in seconds: a whole period, or until the state equals a fresh one if that is later."""
         life_us = self._rule.quota.period_us
         if state is not None:
             life_us = max(life_us, algorithm.fresh_at(state) - at)
@@ -261,7 +260,7 @@ class _KVGate:
 
 
 class _Counts:
-    """Fixed windows: an entry per window, with the count in decimal. All states have the birth 0, which is not kept."""
+    """Fixed windows: an entry per window, with the count in decimal. The birth is always 0, and not stored."""
 
     _COUNT = re.compile(r"[0-9]{1,16}", re.ASCII)
 
@@ -269,11 +268,11 @@ class _Counts:
         self._period_us = rule.quota.period_us
 
     def entry(self, stem: str, now: int) -> str:
-        """Return the name of the entry that counts at this time."""
+        """Return the name of the entry for this time."""
         return f"{stem}:{now // self._period_us}"
 
     def read(self, text: str | None, now: int) -> State | None:
-        """Return the state of an entry; a fresh one if there is no value, or none that can be read."""
+        """Return the state of an entry, or `None` if the value is missing or invalid."""
         if text is None or not self._COUNT.fullmatch(text) or int(text) == 0:
             return None
         return 0, now // self._period_us, int(text)
@@ -288,8 +287,8 @@ class _Counts:
 class _Numbers:
     """Other rules: one entry, with the rule and all numbers of the state.
 
-    The rule, because a `stem` of the user's own may be the same for another one: numbers of one rule mean something else to
-    the next, and could block a key for centuries.
+    The rule is stored, because a custom `stem` may be the same for two rules, and the numbers of one rule could block a key
+    of the other for centuries.
     """
 
     _NUMBERS = re.compile(r"-?[0-9]{1,19}(?: -?[0-9]{1,19})*", re.ASCII)
@@ -310,4 +309,4 @@ class _Numbers:
         return state if is_state(self._algorithm, state) else None
 
     def write(self, state: State | None) -> str:
-        return " ".join((self._rule, *map(str, state or ())))  # without numbers it reads as a fresh state
+        return " ".join((self._rule, *map(str, state or ())))  # without numbers it is a fresh state

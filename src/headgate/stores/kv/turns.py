@@ -1,4 +1,4 @@
-"""First come, first served, by name."""
+"""Fair queues by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeyTurns:
 
     @asynccontextmanager
     async def take(self, name: str) -> AsyncIterator[Turn]:
-        """Wait for the turn, first come, first served; it ends with the block."""
+        """Wait for the turn, in order of arrival; it ends with the block."""
         turn, ticket = Turn(self._failures, name), AsyncEvent()
         try:
             if not self._queue.join(name, ticket):
@@ -41,7 +41,7 @@ class Turn:
         self._failures_before = failures.get(name, 0)
 
     def fail(self) -> None:
-        """Tell all waiting tasks that it is hopeless."""
+        """Make the waiting tasks fail."""
         self._failures[self._name] = self._failures.get(self._name, 0) + 1
 
     @property

@@ -1,4 +1,4 @@
-"""PostgreSQL: the store, and counters in a table of the user's own."""
+"""PostgreSQL: the store, and counters in a table of the application."""
 
 from headgate._extras import needing
 

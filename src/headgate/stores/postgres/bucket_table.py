@@ -1,20 +1,20 @@
-"""Sliding-window counters in a table of the user's own, inside the user's own transactions.
+"""Sliding-window counters in a table of the application, inside its transactions.
 
     CREATE TABLE uploads (
         account uuid NOT NULL, minute timestamptz NOT NULL, count integer NOT NULL, UNIQUE (account, minute)
     );
 
-A row says how many units a key used in one bucket of time. Units that are counted in a transaction commit with the work
-that they are for, or not at all: there is nothing to give back when the work fails.
+A row has the units that a key used in one bucket of time. Units counted in a transaction are committed or rolled back
+together with the work: nothing must be given back when the work fails.
 
-How it stays exact. Under READ COMMITTED each statement sees what was committed before it began. So the keys are locked
-first, in an order that everybody keeps, by a statement of its own; the next statement then sees what those committed whom
-it has waited for, reads the clock, counts and charges. In one statement with the lock, the count would be as old as the
-wait: that admits too many. Under REPEATABLE READ and above the count would be as old as the transaction, so these are
-refused. The locks are advisory (a fresh key has no row to lock) and end with the transaction.
+Exactness: under READ COMMITTED each statement sees the rows committed before it began. A separate statement locks the keys
+first, always in the same order. The next statement sees the commits that the lock waited for, reads the clock, counts and
+charges. If one statement did both, it would count rows from before the wait, and admit too many. Under REPEATABLE READ and
+above, the count would be as old as the transaction, so these levels are refused. The locks are advisory, because a fresh key
+has no row to lock, and end with the transaction.
 
-What is counted, by whom and until when, is said by rules, as for a limiter. They must be sliding windows with buckets of
-one width. Time is the database's.
+Rules define the limits, as for a limiter. They must be sliding windows with buckets of one width. The database's clock is
+used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_BATCH = 1_000
 
 
 class BucketTable(Buckets):
-    """A bucket table over connections of psycopg; `Buckets` has its arguments."""
+    """A bucket table for connections of psycopg; see `Buckets` for the arguments."""
 
     def check(
         self,
@@ -54,7 +54,7 @@ class BucketTable(Buckets):
         tier: str | None = None,
         now: datetime | None = None,
     ) -> BucketDecision:
-        """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
+        """Return the decision of `hold` without counting; one statement, in a transaction or not."""
         return drive(self._checking(key, cost, tier, now), partial(_execute, connection))
 
     def hold(
@@ -68,9 +68,9 @@ class BucketTable(Buckets):
     ) -> BucketDecision:
         """Count units in the connection's transaction if all rules admit them; a refusal counts nothing.
 
-        Others who hold or record units of the same keys wait until the transaction ends: with a shared scope (`"*"`), all
-        of them. Ask as late in the transaction as you can, and for all keys at once: two transactions that ask for the
-        same keys one by one in opposite orders wait for each other, which PostgreSQL ends with an error for one of them.
+        Other calls of `hold` and `record` for the same keys wait until the transaction ends; with a shared scope (`"*"`),
+        all of them do. Call it late in the transaction, and with all keys at once: two transactions that hold the same
+        keys one by one in opposite orders deadlock, and PostgreSQL ends one of them with an error.
 
         Raises:
             ConfigError: The connection is not in a transaction, or the key does not fit.
@@ -88,7 +88,7 @@ class BucketTable(Buckets):
         *,
         now: datetime | None = None,
     ) -> None:
-        """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
+        """Count units in the connection's transaction, even beyond the limits; raises like `hold`."""
         _check_transaction(connection)
         drive(self._recording(key, cost, now), partial(_execute, connection))
 
@@ -100,10 +100,10 @@ class BucketTable(Buckets):
         batch: int = DEFAULT_BATCH,
         now: datetime | None = None,
     ) -> Cleanup:
-        """Remove buckets that began longer ago than that, by default all that no longer count.
+        """Remove buckets that began more than `older_than` ago, by default all that no longer count.
 
-        So many at a time are removed in a transaction each; in a transaction of the caller's, all of them in that. While
-        another instance is at it, this one leaves it to it.
+        Each `batch` of rows is removed in a separate transaction, or all of them in the caller's transaction if there is
+        one. Does nothing while another instance cleans up.
         """
 
         def run(statement: Statement) -> Sequence[Row]:
@@ -121,7 +121,7 @@ class BucketTable(Buckets):
         batch: int = DEFAULT_BATCH,
         stop: threading.Event,
     ) -> None:
-        """Clean up now and after every so much time, until the event is set; for a thread of its own.
+        """Clean up now and then after each pause of `every`, until the event is set; run it in a dedicated thread.
 
         `connect` returns a connection to be used in a `with` block: `pool.connection`, or
         `lambda: psycopg.connect(url)`. A cleanup that fails is logged, and the next one tries again.
@@ -134,14 +134,14 @@ class BucketTable(Buckets):
             except ConfigError:
                 raise
             except Exception:
-                # Whatever was wrong with the database or the network may be over next time.
+                # The database or network may work again next time.
                 logger.exception("cleanup of %s failed", self.table)
             if stop.wait(pause):
                 return
 
 
 class AsyncBucketTable(Buckets):
-    """A bucket table over connections of psycopg (`AsyncConnection`) or asyncpg; `Buckets` has its arguments."""
+    """A bucket table for connections of psycopg (`AsyncConnection`) or asyncpg; see `Buckets` for the arguments."""
 
     async def check(
         self,
@@ -152,7 +152,7 @@ class AsyncBucketTable(Buckets):
         tier: str | None = None,
         now: datetime | None = None,
     ) -> BucketDecision:
-        """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
+        """Return the decision of `hold` without counting; one statement, in a transaction or not."""
         return await drive_async(self._checking(key, cost, tier, now), partial(_aexecute, connection))
 
     async def hold(
@@ -164,14 +164,14 @@ class AsyncBucketTable(Buckets):
         tier: str | None = None,
         now: datetime | None = None,
     ) -> BucketDecision:
-        """Count units in the connection's transaction if all rules admit them; as `BucketTable.hold`."""
+        """Count units in the connection's transaction if all rules admit them; see `BucketTable.hold`."""
         _check_transaction(connection)
         return await drive_async(self._holding(key, cost, tier, now), partial(_aexecute, connection))
 
     async def record(
         self, connection: Any, key: BucketKey | None = None, cost: int = 1, *, now: datetime | None = None
     ) -> None:
-        """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
+        """Count units in the connection's transaction, even beyond the limits; raises like `hold`."""
         _check_transaction(connection)
         await drive_async(self._recording(key, cost, now), partial(_aexecute, connection))
 
@@ -183,7 +183,7 @@ class AsyncBucketTable(Buckets):
         batch: int = DEFAULT_BATCH,
         now: datetime | None = None,
     ) -> Cleanup:
-        """Remove buckets that began longer ago than that; as `BucketTable.cleanup`."""
+        """Remove old buckets; see `BucketTable.cleanup`."""
 
         async def run(statement: Statement) -> Sequence[Row]:
             async with _async_checked(connection).transaction():
@@ -200,7 +200,7 @@ class AsyncBucketTable(Buckets):
         batch: int = DEFAULT_BATCH,
         clock: Clock | None = None,
     ) -> None:
-        """Clean up now and after every so much time, until the task is cancelled.
+        """Clean up now and then after each pause of `every`, until the task is cancelled.
 
         `connect` returns a connection to be used in an `async with` block: `pool.connection`, or asyncpg's `pool.acquire`.
         A cleanup that fails is logged, and the next one tries again.
@@ -214,13 +214,13 @@ class AsyncBucketTable(Buckets):
             except ConfigError:
                 raise
             except Exception:
-                # Whatever was wrong with the database or the network may be over next time.
+                # The database or network may work again next time.
                 logger.exception("cleanup of %s failed", self.table)
             await clock.asleep(pause)
 
 
 def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Sequence[Row]:
-    # A cursor of our own: the connection's may be of another class, or make rows of another kind.
+    # Not the connection's cursor, which may have another class or row factory.
     cursor = psycopg.RawCursor(_checked(connection), row_factory=tuple_row)
     cursor.execute(*statement)
     return cursor.fetchall() if _has_rows(cursor) else ()
@@ -228,7 +228,7 @@ def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Seque
 
 async def _aexecute(connection: Any, statement: Statement) -> Sequence[Row]:
     text, parameters = statement
-    if not isinstance(connection, psycopg.AsyncConnection):  # then it is asyncpg's
+    if not isinstance(connection, psycopg.AsyncConnection):  # a connection of asyncpg
         rows: Sequence[Row] = await _async_checked(connection).fetch(text, *parameters)
         return rows
     cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
@@ -248,19 +248,19 @@ def _async_checked(connection: Any) -> Any:
 
 
 def _has_rows(cursor: Any) -> bool:
-    return bool(cursor.pgresult.nfields)  # its description would be made anew, column by column
+    return bool(cursor.pgresult.nfields)  # `description` would be computed on each access
 
 
 def _check_transaction(connection: Any) -> None:
-    """Refuse a connection on which every statement is a transaction of its own."""
+    """Refuse a connection that is not in a transaction."""
     if isinstance(connection, (psycopg.Connection, psycopg.AsyncConnection)):
         idle = connection.info.transaction_status == TransactionStatus.IDLE
         is_open = not (connection.autocommit and idle)  # without autocommit, the first statement begins one
     elif hasattr(connection, "is_in_transaction"):
         is_open = connection.is_in_transaction()
     else:
-        raise ConfigError(f"a connection of psycopg or asyncpg is needed, not {connection!r}")
+        raise ConfigError(f"connection must be one of psycopg or asyncpg, not {connection!r}")
     if not is_open:
         raise ConfigError(
-            "units are held and recorded in a transaction, so that they commit with the work; begin one"
+            "hold and record need a transaction, so that units are committed with the work; begin one"
         )

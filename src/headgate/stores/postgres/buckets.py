@@ -1,7 +1,7 @@
-"""What a bucket table does, whatever the connection: its statements, its keys, its answers.
+"""Statements, keys and decisions of bucket tables, for every kind of connection.
 
-Each operation is a generator that yields statements and is sent their rows, so that it serves all kinds of connections.
-The statements are in `sql/queries.sql`; here the table's names and types are filled in.
+Each operation is a generator that yields statements and is sent their rows. The statements are in `sql/queries.sql`; this
+module fills in the names and types of the table.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Usage:
-    """What one rule counted for a key, by the database's clock.
+    """The count of one rule for a key, by the database's clock.
 
     Attributes:
-        limit: The most units in a period.
+        limit: The maximum number of units in a period.
         count: Units counted before this call.
         allowed: Whether this rule alone admits the call.
     """
@@ -70,25 +70,25 @@ class Usage:
 
     @property
     def next_allowed(self) -> datetime | None:
-        """The first instant at which the same call is admitted if no other call comes.
+        """The first instant at which the same call is admitted if there are no other calls.
 
-        That of the call if it is admitted, `None` if no waiting helps.
+        The time of this call if it is admitted; `None` if waiting does not help.
         """
         return _utc(self._row[1]) if self.allowed else self._expiry(self._row[5])
 
     @property
     def oldest_expiry(self) -> datetime | None:
-        """When the oldest bucket that counts stops counting; `None` if none counts."""
+        """The time at which the oldest live bucket stops counting; `None` without live buckets."""
         return self._expiry(self._row[3])
 
     @property
     def newest_expiry(self) -> datetime | None:
-        """When the newest bucket that counts stops counting; `None` if none counts."""
+        """The time at which the newest live bucket stops counting; `None` without live buckets."""
         return self._expiry(self._row[4])
 
     @property
     def own_expiry(self) -> datetime:
-        """When units that are counted by this call stop counting."""
+        """The time at which the units of this call stop counting."""
         at = _utc(self._row[1])
         return at - (at - _EPOCH) % self._window.width + self._window.lifetime
 
@@ -100,11 +100,11 @@ class Usage:
 
 
 class BucketDecision:
-    """The answer of all rules of a bucket table; true if all admit.
+    """The decision of all rules of a bucket table; true if all admit.
 
     Attributes:
-        cost: What was asked for.
-        usages: What each rule counted, in the order of the rules.
+        cost: The cost of the call.
+        usages: The count of each rule, in the order of the rules.
     """
 
     __slots__ = ("_at", "cost", "usages")
@@ -116,7 +116,7 @@ class BucketDecision:
 
     @property
     def at(self) -> datetime:
-        """When it was decided, by the database's clock."""
+        """The time of the decision, by the database's clock."""
         return _utc(self._at)
 
     @property
@@ -129,18 +129,18 @@ class BucketDecision:
 
     @property
     def binding(self) -> Usage:
-        """What the rule counted that binds: of a refusal the one to wait longest for, else the one with the least left."""
+        """The usage of the binding rule: the one with the longest wait, or without a refusal the least remaining."""
         names = [usage.name for usage in self.usages]
         return self.usages[names.index(str(self.decision.rule))]
 
     @property
     def next_allowed(self) -> datetime | None:
-        """The first instant at which all rules admit the same call if no other call comes; `None` if none ever does."""
+        """The first instant at which all rules admit the same call if there are no other calls; `None` if never."""
         return self.binding.next_allowed
 
     @property
     def decision(self) -> Decision:
-        """The same as any limiter would put it, with waits instead of instants and what is left after this call."""
+        """The decision as a limiter returns it, with durations and the units remaining after this call."""
         verdicts = [self._verdict(usage) for usage in self.usages]
         return Decision.make(tuple(usage.name for usage in self.usages), verdicts)
 
@@ -158,13 +158,13 @@ class BucketDecision:
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
-    """What a cleanup did.
+    """The result of a cleanup.
 
     Attributes:
-        deleted: How many buckets it removed.
-        batches: In how many steps.
-        cutoff: Buckets that began before this were removed.
-        ran: False if another instance was at it, so that this one left off.
+        deleted: Number of removed buckets.
+        batches: Number of steps.
+        cutoff: Buckets that began before this time were removed.
+        ran: False if another instance was cleaning up, so that nothing was done.
     """
 
     deleted: int
@@ -174,17 +174,17 @@ class Cleanup:
 
 
 class Window(NamedTuple):
-    """A rule, ready to be asked."""
+    """A rule with the durations of its buckets."""
 
     rule: Rule
     width: timedelta
-    """Of a bucket."""
+    """The width of a bucket."""
     lifetime: timedelta
-    """How long after its beginning a bucket counts."""
+    """The time for which a bucket counts, from its start."""
 
 
 class BucketPlan(NamedTuple):
-    """The limits of one tier, the highest cost that can be asked for, and the statements."""
+    """The limits of one tier, the highest possible cost, and the statements."""
 
     limits: list[int]
     most: int
@@ -196,24 +196,24 @@ class BucketPlan(NamedTuple):
 
 
 class Buckets:
-    """What bucket tables are for every kind of connection.
+    """The base of bucket tables, for every kind of connection.
 
     Args:
         rules: Sliding windows, or text like `"10/hour"`, all with buckets of one width.
         table: The table, or a pair of its schema and its name.
-        key: Name of the column that says whose units.
-        bucket: Name of the column that says when the bucket began: a `timestamptz`.
-        count: Name of the column that says how many.
-        key_type: The type of the key's column.
-        plain: The scope whose keys stand in the key's column as they are. Those of all other scopes are encoded.
+        key: Name of the column of keys.
+        bucket: Name of the column of bucket starts, a `timestamptz`.
+        count: Name of the column of counts.
+        key_type: The type of the key column.
+        plain: The scope whose keys are stored unchanged in the key column. Keys of other scopes are encoded.
 
     Columns other than these three must have defaults, and key and bucket must be unique together.
 
-    How keys are encoded. A rule without a scope counts by the plain key, as it is. Of rules with scopes, those of the scope
-    `plain` do so. The value v of another scope s stands in the same column as the text `@s:v` (`@*` for the shared one), and
-    in a column of UUIDs as a UUID of version 8 that is made of the BLAKE2 digest of that text. So that no caller can choose
-    a key that is another scope's, plain keys that begin with `@` or have version 8 are refused in such a table. In a column
-    of numbers there is no room for more scopes: give them a table of their own.
+    Encoding of keys: the keys of rules without a scope, and of the scope `plain`, are stored unchanged. The value v of
+    another scope s is stored in the same column as the text `@s:v` (`@*` for the shared scope); in a column of UUIDs, as a
+    UUID of version 8 from the BLAKE2 digest of that text. To prevent callers from choosing a key of another scope, such a
+    table refuses plain keys that begin with `@` or have version 8. A column of numbers supports one scope only; use a
+    separate table for other scopes.
     """
 
     def __init__(
@@ -230,13 +230,13 @@ class Buckets:
         self._windows = _windows(self.rules)
         self._scopes = {rule.scope for rule in self.rules} - {SHARED}
         if key_type not in ("uuid", "text", "bigint"):
-            raise ConfigError(f"key_type is 'uuid', 'text' or 'bigint', not {key_type!r}")
+            raise ConfigError(f"key_type must be 'uuid', 'text' or 'bigint', not {key_type!r}")
         self.key_type: KeyType = key_type
         self._plain = plain
         self._encodes = any(rule.scope not in (None, plain) for rule in self.rules)
         if self._encodes and key_type == "bigint":
             raise ConfigError(
-                "a column of numbers has room for one scope only; give the rules of others a table of their own"
+                "a column of numbers supports one scope only; use a separate table for the rules of other scopes"
             )
         self.table = _quoted(table)
         self._names = {
@@ -250,7 +250,7 @@ class Buckets:
 
     @property
     def lifetime(self) -> timedelta:
-        """How long after its beginning a bucket counts at most."""
+        """The longest time for which a bucket counts, from its start."""
         return max(window.lifetime for window in self._windows)
 
     def _checking(
@@ -281,16 +281,18 @@ class Buckets:
         isolation = str(rows[0][0])
         if isolation != _READ_COMMITTED:
             raise StoreConflict(
-                f"units can be held and recorded under READ COMMITTED only, not {isolation.upper()}: there the count "
-                f"would be as old as the transaction"
+                f"hold and record need the isolation level READ COMMITTED, not {isolation.upper()}, under which the "
+                f"count would be as old as the transaction"
             )
 
     def _cleaning(self, older_than: timedelta | None, batch: int, now: datetime | None) -> Flow[Cleanup]:
-        """Yield the same statement until there is nothing left to remove, or somebody else is at it."""
+        """Yield the same statement until nothing is left to remove, or another instance is cleaning up."""
         age = self.lifetime if older_than is None else older_than
         check_kind("older_than", age, timedelta, "a timedelta")
         if age < self.lifetime:
-            raise ConfigError(f"buckets count for {self.lifetime}, so they cannot be removed after {age}")
+            raise ConfigError(
+                f"older_than must be at least {self.lifetime}, the time for which buckets count, not {age}"
+            )
         check_count("batch", batch, 1, MAX_UNITS)
         deleted = batches = 0
         while True:
@@ -307,7 +309,7 @@ class Buckets:
     def _asked(
         self, key: BucketKey | None, cost: int, tier: str | None, now: datetime | None
     ) -> tuple[BucketPlan, list[Any]]:
-        """Return the statements for a tier, and the parameters of check and hold: time, cost, and the key of each rule."""
+        """Return the plan of a tier, and the parameters of check and hold: time, cost, and the key of each rule."""
         check_whole(cost)
         plan = self._own if tier is None else self._by_tier.get(check_text("a tier", tier, 0), self._own)
         if cost > plan.most:
@@ -316,13 +318,13 @@ class Buckets:
         return plan, [_aware(now), cost, *self._keys(key)]
 
     def _keys(self, key: BucketKey | None) -> list[PlainBucketKey]:
-        """Return what stands in the key's column for each rule."""
+        """Return the value of the key column for each rule."""
         scopes = self._scopes
         if None in scopes or not scopes:
             return [self._encoded(rule.scope, key) for rule in self.rules]
         if not isinstance(key, Mapping) or key.keys() != scopes:
             raise ConfigError(
-                f"the rules count by {listed(scopes)}, so the key is a mapping with these, not {key!r}"
+                f"the rules count by {listed(scopes)}, so the key must be a mapping with these scopes, not {key!r}"
             )
         return [self._encoded(rule.scope, key.get(str(rule.scope))) for rule in self.rules]
 
@@ -338,21 +340,21 @@ class Buckets:
         return UUID(bytes=bytes(digest))
 
     def _checked(self, value: Any) -> PlainBucketKey:
-        """Return a plain key as the column's type has it."""
+        """Return a plain key in the type of the key column."""
         if self.key_type == "uuid":
             uuid = _uuid(value)
             if self._encodes and uuid.version == _DERIVED_VERSION:
-                raise ConfigError(f"{uuid} has version 8, which this table keeps for other scopes")
+                raise ConfigError(f"{uuid} has version 8, which this table reserves for other scopes")
             return uuid
         if self.key_type == "bigint":
             if type(value) is not int or not -(2**63) <= value < 2**63:
-                raise ConfigError(f"a key is a whole number of 64 bits, not {value!r}")
+                raise ConfigError(f"a key must be a 64-bit integer, not {value!r}")
             return value
         if not isinstance(value, str):
-            raise ConfigError(f"a key is text, not {value!r}")
+            raise ConfigError(f"a key must be text, not {value!r}")
         if self._encodes and value.startswith(_MARK):
             raise ConfigError(
-                f"the key {value!r} begins with '{_MARK}', which this table keeps for other scopes"
+                f"the key {value!r} begins with '{_MARK}', which this table reserves for other scopes"
             )
         return value
 
@@ -364,7 +366,7 @@ class Buckets:
         return BucketDecision(rows[0][1], cost, tuple(usages))
 
     def _plan(self, tier: str | None) -> BucketPlan:
-        """Return the statements with this table's names and types, and a tier's limits."""
+        """Return the limits of a tier, and the statements with this table's names and types."""
         limits = [rule.quota_for(tier).limit for rule in self.rules]
         names = {
             **self._names,
@@ -393,17 +395,17 @@ class Buckets:
 
 
 def _windows(rules: tuple[Rule, ...]) -> list[Window]:
-    """Return the rules ready to be asked."""
+    """Return the durations of each rule's buckets."""
     windows, widths = [], {}
     for rule in rules:
         algorithm = algorithm_for(rule)
         if rule.kind != "sliding_window" or not isinstance(algorithm, SlidingWindow):
             raise ConfigError(
-                f"a bucket table counts in sliding windows; rule {rule.name!r} is a {rule.kind}"
+                f"the rules of a bucket table must be sliding windows; rule {rule.name!r} is a {rule.kind}"
             )
         if rule.scope is not None and ":" in rule.scope:
             raise ConfigError(
-                f"the scope {rule.scope!r} has a ':' in it, which stands between scope and key here"
+                f"the scope {rule.scope!r} must not contain ':', which separates scope and key in this table"
             )
         width, lifetime = (timedelta(microseconds=us) for us in (algorithm.width, algorithm.lifetime))
         windows.append(Window(rule, width, lifetime))
@@ -413,21 +415,25 @@ def _windows(rules: tuple[Rule, ...]) -> list[Window]:
     units = {rule.unit for rule in rules}
     if len(units) > 1:
         raise ConfigError(
-            f"a bucket table has one count for all of its rules, so they count one unit, not {listed(units)}; "
-            f"use a table for each"
+            f"the rules of a bucket table share one count, so they must have one unit, not {listed(units)}; "
+            f"use a separate table for each"
         )
     if len(widths) > 1:
         each = ", ".join(f"{width.total_seconds():g} s for {rule.name!r}" for width, rule in widths.items())
-        raise ConfigError(f"the rules of one table need buckets of one width, not {each}; set buckets=")
+        raise ConfigError(
+            f"the rules of a bucket table must have buckets of one width, not {each}; set buckets="
+        )
     return windows
 
 
 def _quoted(name: str | tuple[str, str]) -> str:
-    """Return a name, or a schema and a name, as SQL has it."""
+    """Return a quoted SQL name, with a schema if it is a pair."""
     parts = name if isinstance(name, tuple) else (name,)
     for part in parts:
         if not isinstance(part, str) or not part or "\0" in part:
-            raise ConfigError(f"a table or column has a name, not {part!r}")
+            raise ConfigError(
+                f"the name of a table or column must be non-empty text without NUL, not {part!r}"
+            )
     return ".".join('"{}"'.format(part.replace('"', '""')) for part in parts)
 
 
@@ -435,12 +441,12 @@ def _uuid(value: Any) -> UUID:
     try:
         return value if isinstance(value, UUID) else UUID(value)
     except (ValueError, TypeError, AttributeError):
-        raise ConfigError(f"a key is a UUID, not {value!r}") from None
+        raise ConfigError(f"a key must be a UUID, not {value!r}") from None
 
 
 def _aware(now: datetime | None) -> datetime | None:
     if now is not None and now.tzinfo is None:
-        raise ConfigError(f"now= is an instant with a time zone, not {now!r}")
+        raise ConfigError(f"now= must be a datetime with a time zone, not {now!r}")
     return now
 
 
@@ -449,7 +455,7 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _interval(duration: timedelta) -> str:
-    """Return a duration as SQL has it: in seconds, for days are not all of one length there."""
+    """Return a duration in SQL: in microseconds, because days may differ in length."""
     return f"interval '{duration // timedelta(microseconds=1)} microseconds'"
 
 
@@ -467,4 +473,4 @@ def _log(table: str, done: Cleanup) -> None:
             done.batches,
         )
     else:
-        logger.debug("cleanup of %s: another instance is at it", table)
+        logger.debug("cleanup of %s: another instance is cleaning up", table)

@@ -3,51 +3,47 @@
 `sql/migrations/0001_create_tables.sql` describes both. A single request that decides one key is sent to
 `headgate_one_v2`; any other, or a batch, to `headgate_many_v3`, with everything but the keys in one array of integers.
 
-A request with a calendar rule contains the windows around the time that the server probably has. If the server's time is
-outside of them, it changes nothing and says so, and the request is sent again with other windows.
+A request with a calendar rule contains the windows around the estimated time of the server. If the server's time is outside
+of them, it changes nothing and replies with its time, and the request is sent again with other windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from struct import Struct
 from typing import NamedTuple
 
 from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
-from headgate.clock import Clock
-from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
-from headgate.keys import Key, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
-from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers, given_back
+from headgate.stores.base import RECORDED, Answer, Receipts
+from headgate.stores.port_parameters import ServerTime, port_parameters
 from headgate.stores.request import Request
-from headgate.stores.shapes import ServerTime, shape_of
 
 PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
 """Operations; a move is a hold that replaces another, or a renewal."""
-
-_OPERATIONS = {"hit": HIT, "peek": PEEK, "hold": HIT, "record": RECORD, "renew": HIT}
 
 PER_RULE = 9
 """Numbers in a reply for each rule of a request that decides."""
 
 BIRTH = 4
-"""Which of them is the birth of the state."""
+"""The index of the state's birth among them."""
 
 PER_RECEIPT = 8
-"""Numbers in a refund or a move for each receipt, before the units that it is for."""
+"""Numbers in a refund or a move for each receipt, before its units."""
 
 Reply = tuple[int, ...]
 Arguments = list[bytes | None]
 
-_SERVER_CLOCK = -1
+SERVER_CLOCK = -1
+"""Instead of a time: that of the server."""
+
 _ADMITTED, _NEVER, _UNCOUNTABLE, _NOT_OURS, _OTHER_WINDOW = -1, -2, -3, -4, -5
 
-# Arrays as PostgreSQL writes them: dimensions, has nulls, type of the elements, how many, number of the first; then the
-# elements, each with its length before it.
+# PostgreSQL's binary arrays: dimensions, has nulls, type of the elements, number of elements, index of the first; then the
+# elements, each after its length.
 _ARRAY_HEAD = Struct(">iiiii")
 _BYTEA, _BIGINT = 17, 20
 _LENGTH = Struct(">i")
@@ -59,10 +55,10 @@ class Shapes(NamedTuple):
     """The parameters that describe a limiter's rules to the database.
 
     Attributes:
-        packed: Of each rule, as it follows the key in a program.
-        arguments: The same of the first rule, as `headgate_one_v2` takes it.
-        since: The time from which on these are the windows around it; there may be others if a rule is a calendar's.
-        until: The time until which they are.
+        packed: The parameters of each rule, for `headgate_many_v3`.
+        arguments: The parameters of the first rule, for `headgate_one_v2`.
+        since: The start of the time in which the parameters are valid; they change with the windows of calendars.
+        until: The end of that time.
     """
 
     packed: tuple[bytes, ...]
@@ -72,17 +68,17 @@ class Shapes(NamedTuple):
 
 
 class StateCall:
-    """One request: where its states are, and what is asked of them.
+    """One request about some states.
 
     Attributes:
-        keys: Where they are.
-        operation: What is asked.
-        at: A time of the caller's own, or -1 for the server's.
-        costs: The units, of each rule.
-        birth: For a state that is fresh.
-        shapes: What describes the rules.
-        receipts: Of a refund or a move: what follows the cost of each rule in the program.
-        plan: Who reads the reply.
+        keys: The keys of the states.
+        operation: One of the constants above.
+        at: The time, or -1 for the server's.
+        costs: The cost of each rule.
+        birth: The birth of new states.
+        shapes: The parameters of the rules.
+        receipts: The packed receipt of each rule, for a refund or a move.
+        plan: Decodes the reply.
     """
 
     __slots__ = ("at", "birth", "costs", "keys", "operation", "plan", "receipts", "shapes")
@@ -109,21 +105,21 @@ class StateCall:
 
     @property
     def is_single(self) -> bool:
-        """Whether `headgate_one_v2` can answer it."""
+        """Whether `headgate_one_v2` can answer the request."""
         return len(self.keys) == 1 and self.operation <= RECORD
 
     def reply_size(self) -> int:
-        """Return how many numbers the reply to it has."""
+        """Return the number of values in the reply."""
         return 0 if self.operation in (REFUND, RESET) else PER_RULE * len(self.keys)
 
     def new_states(self, reply: Reply) -> int:
-        """Return how many of the states that a reply speaks of were fresh before."""
+        """Return the number of states that the request created."""
         if self.operation not in (HIT, RECORD, MOVE):
             return 0
         return reply[BIRTH::PER_RULE].count(self.birth)
 
     def repeated(self, reply: Reply) -> StateCall | None:
-        """Return what to ask instead if it is another time at the server than the windows are for, which did nothing."""
+        """Return the request to send instead if the server's time was outside of the calendar windows; it did nothing."""
         plan = self.plan
         if plan.is_timeless or _OTHER_WINDOW not in reply[::PER_RULE]:
             return None
@@ -134,7 +130,7 @@ class StateCall:
 
 
 class NoteCall(NamedTuple):
-    """A note to be kept, or, without a text, to be looked up."""
+    """A request to store a note, or to read it if the text is `None`."""
 
     key: bytes
     text: bytes | None = None
@@ -168,7 +164,7 @@ def many(requests: Sequence[StateCall], durable: bytes) -> Arguments:
 
 
 def outcomes(requests: Sequence[StateCall], reply: Reply) -> tuple[int, list[Reply | StateCall]]:
-    """Return how many new states a reply speaks of, and of each request its own part, or what to ask instead."""
+    """Return the number of new states, and for each request its part of the reply or the request to send instead."""
     new, start = 0, 0
     found: list[Reply | StateCall] = []
     for request in requests:
@@ -185,7 +181,7 @@ def outcomes(requests: Sequence[StateCall], reply: Reply) -> tuple[int, list[Rep
 
 
 def numbers(value: bytes | None) -> Reply:
-    """Return the whole numbers in a reply; none if there was nothing to say."""
+    """Return the numbers in a reply; none if it is empty."""
     return _reader((len(value) - _ARRAY_HEAD.size) // _NUMBER.size).unpack(value) if value else ()
 
 
@@ -217,86 +213,19 @@ def _packed(numbers: Iterable[int]) -> bytes:
     return b"".join([_NUMBER.pack(8, number) for number in numbers])
 
 
-def _packed_receipt(receipt: Receipt) -> bytes:
-    """Return a receipt as it is in a program; that of a rule that was not charged is one that no state has given."""
+def packed_receipt(receipt: Receipt) -> bytes:
+    """Return a receipt in the format of `headgate_many_v3`; an empty receipt is encoded so that it matches no state."""
     *charged, held = receipt or (-1, 0)
     return _packed([*charged, *[0] * (PER_RECEIPT - len(charged)), held])
 
 
-class Codec:
-    """The requests of a limiter's rules."""
-
-    def __init__(
-        self, limiter: str, rules: tuple[Rule, ...], namespace: str, clock: Clock | None = None
-    ) -> None:
-        self._clock = clock
-        self._server_time = ServerTime()
-        names = tuple(rule.name for rule in rules)
-        self._tiers = Tiers(rules, partial(PostgresPlan, names, self._server_time), shared=True)
-        self._pick = key_picker(rules)
-        self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
-        self._is_plain = all(rule.scope is None for rule in rules)
-        self._new_birth = Births()
-
-    def ask(self, request: Request) -> StateCall:
-        """Return the call for a request; a cost of 0 is only looked at.
-
-        Raises:
-            ConfigError: The key does not fit the rules, or the cost is not a whole number.
-            CostTooHigh: No waiting would ever admit it.
-        """
-        plan = self._tiers.for_request(request)
-        keys = self._keys(request.key)
-        operation = _OPERATIONS[request.operation] if request.charges else PEEK
-        receipts: tuple[bytes, ...] = ()
-        if request.replaces is not None:
-            operation, receipts = MOVE, plan.replaced(request.replaces)
-        at = self._at(request.now)
-        shapes = (
-            plan.shapes if plan.is_timeless else plan.shapes_at(self._server_time.now() if at < 0 else at)
-        )
-        return StateCall(
-            keys, operation, at, request.costs(len(keys)), self._new_birth(), shapes, receipts, plan
-        )
-
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> StateCall | None:
-        """Return the request to give back units of a hold; `None` if there is nothing to give back."""
-        plan, keys, packed, costs, charged = self._tiers.own, [], [], [], []
-        for shape, (key, receipt), units in given_back(plan.shapes.packed, receipts, cost):
-            assert isinstance(key, bytes)
-            keys.append(key)
-            packed.append(shape)
-            costs.append(units)
-            charged.append(_packed_receipt(receipt))
-        if not keys:
-            return None
-        shapes = plan.shapes._replace(packed=tuple(packed))
-        return StateCall(tuple(keys), REFUND, self._at(now), tuple(costs), 0, shapes, tuple(charged), plan)
-
-    def reset(self, key: Key | None) -> StateCall:
-        """Return the request to forget what was counted."""
-        plan = self._tiers.own
-        return StateCall(self._keys(key), RESET, _SERVER_CLOCK, (), 0, plan.shapes, (), plan)
-
-    def _at(self, now: int | None) -> int:
-        if now is not None:
-            return now
-        return _SERVER_CLOCK if self._clock is None else self._clock.now_us()
-
-    def _keys(self, key: Key | None) -> tuple[bytes, ...]:
-        if self._is_plain:
-            end = storage_key(b"", check_plain(key))
-            return tuple([prefix + end for prefix in self._prefixes])
-        return tuple(map(storage_key, self._prefixes, self._pick(key)))
-
-
 class PostgresPlan:
-    """The rules of a limiter as they are for one tier: how they are asked and how their replies are read.
+    """Encodes parameters and decodes replies for a limiter's rules with the quotas of one tier.
 
     Attributes:
-        algorithms: What decides each.
-        shapes: Their parameters, as last sent.
-        is_timeless: Whether these are always the same.
+        algorithms: The algorithm of each rule.
+        shapes: The parameters of the rules, as last sent.
+        is_timeless: Whether the parameters never change.
     """
 
     def __init__(
@@ -317,14 +246,14 @@ class PostgresPlan:
         return shapes
 
     def corrected(self, now: int) -> Shapes:
-        """Return the same for what time it is at the server, which has just said so."""
+        """Return the parameters for the server's time, which it has just reported."""
         self._server_time.correct(now)
         return self.shapes_at(now)
 
     def replaced(self, receipts: Receipts) -> tuple[bytes, ...]:
-        """Return the receipts of a hold that is to be replaced, as they are in a program."""
+        """Return the packed receipts of a hold that is replaced."""
         return tuple(
-            _packed_receipt(receipt if _can_move(algorithm, receipt) else ())
+            packed_receipt(receipt if _can_move(algorithm, receipt) else ())
             for algorithm, (_, receipt) in zip(self.algorithms, receipts, strict=True)
         )
 
@@ -332,18 +261,18 @@ class PostgresPlan:
         since, until = 0, MAX_UNITS
         shapes = []
         for algorithm in self.algorithms:
-            shape, start, end = shape_of(algorithm, now)
+            shape, start, end = port_parameters(algorithm, now)
             since, until = max(since, start), min(until, end)
             shapes.append(shape)
         arguments = [b"%d" % number for number in shapes[0]] if shapes else []
         return Shapes(tuple(map(_packed, shapes)), arguments, since, until)
 
     def answer(self, request: Request, call: StateCall, reply: Reply) -> Answer:
-        """Return what a reply says to a request.
+        """Decode a reply.
 
         Raises:
-            CostTooHigh: What was to be recorded would have left the exact range.
-            StoreConflict: Something else is stored under a key of ours.
+            CostTooHigh: Recording the units would leave the exact range.
+            StoreConflict: A row does not hold a state of its rule.
         """
         if request.operation == "record":
             if request.charges:
@@ -356,7 +285,7 @@ class PostgresPlan:
         """Return the decision in a reply.
 
         Raises:
-            StoreConflict: Something else is stored under a key of ours.
+            StoreConflict: A row does not hold a state of its rule.
         """
         costs, place = call.costs, 0
         admitted = _is_admitted(reply)
@@ -396,11 +325,11 @@ class PostgresPlan:
         return tuple(receipts)
 
     def check_recorded(self, call: StateCall, reply: Reply) -> None:
-        """Raise if units could not be recorded.
+        """Check the reply to a record.
 
         Raises:
-            CostTooHigh: The count would have left the exact range.
-            StoreConflict: Something else is stored under a key of ours.
+            CostTooHigh: The count would leave the exact range.
+            StoreConflict: A row does not hold a state of its rule.
         """
         for i, (algorithm, cost) in enumerate(zip(self.algorithms, call.costs, strict=True)):
             place = i * PER_RULE
@@ -414,7 +343,7 @@ class PostgresPlan:
 
 
 def _is_admitted(reply: Reply) -> bool:
-    """Return whether all rules have admitted a request."""
+    """Return whether all rules admitted a request."""
     return reply[::PER_RULE].count(_ADMITTED) * PER_RULE == len(reply)
 
 
@@ -423,7 +352,7 @@ def _is_off(algorithm: Algorithm) -> bool:
 
 
 def _can_move(algorithm: Algorithm, receipt: Receipt) -> bool:
-    """Return whether units can be given back as they are moved: those of a token bucket's other shape drain away."""
+    """Return whether a move can give units back; not those of a token bucket with other parameters, which drain."""
     return not isinstance(algorithm, TokenBucket) or receipt[5:8] == (
         algorithm.n,
         algorithm.d,

@@ -1,4 +1,4 @@
-"""Where the database is, and what its failures mean."""
+"""The address of a database, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _READ_ONLY = "25006"
 _MISSING = ("3F000", "42883", "42P01", "42704")  # schema, function, table, type
 _FORBIDDEN = "42501"
 _WRONG_ISOLATION = "25000"
-_NOT_PREPARED = ("26000", "42P05")  # a prepared statement that is not there, or is there already
-# What the database is short of or busy with, or how it says that it is going or refuses us.
+_NOT_PREPARED = ("26000", "42P05")  # an unknown prepared statement, or one that already exists
+# Connection failures, conflicts, missing resources, locks, shutdowns and system errors.
 _UNAVAILABLE = ("08", "40", "53", "55", "57", "58")
 _NOT_LET_IN = ("28", "3D")  # wrong credentials; no such database
-# The same when a connection is refused, for libpq hands over no code then.
+# Texts with the same meaning: libpq has no code for a refused connection.
 _NOT_LET_IN_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
     rf"permission denied for database|not permitted to log in|SSL was required|(?i:{WRONG_TLS})|"
@@ -32,16 +32,16 @@ _NOT_LET_IN_TEXT = re.compile(
     # A setting in the URL, refused by libpq or by the server.
     r"invalid \S+ value|unrecognized configuration parameter|invalid (value for parameter|command-line argument)|"
     r"cannot be changed|definition of service|required,? but|method requirement|"
-    # PgBouncer, whose code for whatever it refuses is 08P01; its console is no database.
+    # PgBouncer, which uses the code 08P01 for every refusal; its console is not a database.
     r"bouncer config error|no such (user|database)|FATAL: not allowed|login rejected|SSL required|"
     r"unsupported (options )?startup parameter|not supported by admin console|wrong password type"
 )
 _INVALID_REPLY = re.compile(r"invalid response to|expected authentication request")
-_QUOTED = re.compile(r'"[^"]*"')  # in such a text: names, which say nothing about why it fails
+_QUOTED = re.compile(r'"[^"]*"')  # names in such a text, which must not be searched for reasons
 
 
 class QueryRefused(Exception):
-    """The database answered with an error, and so has done nothing.
+    """The database answered with an error, and did nothing.
 
     Attributes:
         sqlstate: PostgreSQL's code for it.
@@ -53,17 +53,17 @@ class QueryRefused(Exception):
 
 
 def spares_connection(error: BaseException) -> bool:
-    """Tell whether a connection can be used again after a failure.
+    """Return whether a connection can be used again after an error.
 
-    Not that of a server that is no longer the primary, so that the next call looks for it anew.
+    Not if the server is no longer the primary: a new connection may find the primary.
     """
     return isinstance(error, QueryRefused) and error.sqlstate != _READ_ONLY
 
 
 def blames_one(error: BaseException) -> bool:
-    """Tell whether the failure of several requests may be the fault of one of them.
+    """Return whether one of several requests may have caused an error.
 
-    The database has done nothing then, so each may be sent again, alone.
+    The database did nothing, so each request may be sent again, alone.
     """
     if not isinstance(error, QueryRefused):
         return False
@@ -74,15 +74,15 @@ class PostgresEndpoint:
     """A database, by its URL or connection string.
 
     Attributes:
-        name: What it is called in messages; without credentials.
-        conninfo: How to connect to it; with credentials.
+        name: The database's name in messages, without credentials.
+        conninfo: The connection string, with credentials.
     """
 
     def __init__(self, target: str) -> None:
         self.name, self.conninfo = _read(target)
 
     def error(self, cause: BaseException) -> StoreError:
-        """Return what a failure means to callers."""
+        """Translate an exception of psycopg."""
         if isinstance(cause, TimeoutError):
             return StoreTimeout(f"{self.name} did not answer in time")
         sqlstate: str | None = getattr(cause, "sqlstate", None)
@@ -118,17 +118,17 @@ class PostgresEndpoint:
 
 
 def _read(target: str) -> tuple[str, str]:
-    """Return the name of a database without credentials, and how to connect to it."""
+    """Return the name of a database without credentials, and its connection string."""
     try:
         parts = conninfo.conninfo_to_dict(target)
         parts.setdefault("fallback_application_name", "headgate")
         merged = conninfo.make_conninfo("", **parts)
         [int(port or 0) for port in str(parts.get("port") or "").split(",")]
     except (ProgrammingError, AttributeError, TypeError, ValueError):
-        # Not chained, and without the URL: the parser quotes parts of a password that it took for something else.
+        # Not chained, and without the URL: the parser may quote parts of a password.
         raise ConfigError(
-            "the URL of the database cannot be read; write for example 'postgresql://user:password@host:5432/name', "
-            "special characters percent-encoded"
+            "the URL of the database cannot be read; write for example 'postgresql://user:password@host:5432/name'; "
+            "percent-encode special characters"
         ) from None
     host = parts.get("host") or parts.get("hostaddr")
     place = f"{host}:{parts['port']}" if host and parts.get("port") else host or ""

@@ -1,7 +1,7 @@
-"""When to clear away states that equal a fresh one.
+"""The schedule for removing states that equal a fresh one.
 
-Rows come with new states, so clearing them away goes with new states too: for each, two old ones are looked at, a few
-hundred at a time. Everybody walks through the whole table, each from where they were.
+Only new states add rows, so each new state pays for the check of two old ones, a few hundred at a time. Every process walks
+through the whole table from its last position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS_PER_CLEANING = 512
 
 
 class Janitor:
-    """Where the cleaning of one process stands."""
+    """The progress of the cleaning of one process."""
 
     def __init__(self) -> None:
         self._new = 0
@@ -24,7 +24,7 @@ class Janitor:
         self._lock = watch(threading.Lock())
 
     def next(self, new: int) -> Arguments | None:
-        """Count new states; if it is time to clean, return the arguments of `headgate_clean_v1`."""
+        """Count new states; if cleaning is due, return the arguments of `headgate_clean_v1`."""
         if not new:
             return None
         with self._lock:
@@ -35,5 +35,5 @@ class Janitor:
             return [self._after, b"%d" % ROWS_PER_CLEANING]
 
     def cleaned(self, last: bytes | None) -> None:
-        """Hear how far the cleaning came; at the end of the table it begins again."""
+        """Store the last key that was checked; after the end of the table, start again."""
         self._after = last or b""

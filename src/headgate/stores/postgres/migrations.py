@@ -1,4 +1,4 @@
-"""Bringing a database to the schema of this version."""
+"""Migration of a database to the schema of this version."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headgate.stores.postgres.sql import migrations
 
 
 def migrate(url: str) -> list[str]:
-    """Make or update Headgate's tables and functions, and return what was done, one line per migration.
+    """Create or update Headgate's tables and functions, and return one line per applied migration.
 
-    Each migration is applied once, however many processes do this at the same time; all of them or none. A process with
-    older code may go on meanwhile and afterwards. What belongs to a newer version is left alone.
+    Each migration is applied once, even if several processes migrate at the same time; all of them or none. Processes with
+    older code may run during and after a migration. Objects of newer versions are not changed.
 
     Raises:
-        StoreUnavailable: The database cannot be reached, or the role may not create tables there.
+        StoreUnavailable: The database cannot be reached, or the role may not create tables.
     """
     endpoint = PostgresEndpoint(url)
     try:
@@ -30,7 +30,7 @@ def migrate(url: str) -> list[str]:
     except (InsufficientPrivilege, ReadOnlySqlTransaction) as error:
         text = " ".join(str(error).split())
         raise StoreUnavailable(
-            f"{endpoint.name}: this role may not make Headgate's tables ({text}); run 'headgate migrate' with one that may"
+            f"{endpoint.name}: this role may not create Headgate's tables ({text}); run 'headgate migrate' with another role"
         ) from error
     except psycopg.Error as error:
         raise endpoint.error(error) from error

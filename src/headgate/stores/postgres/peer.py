@@ -1,7 +1,7 @@
-"""What is sent to a database for some calls, over which connection, and how the replies are read.
+"""Connections to a database, and the statements and replies of a batch of calls.
 
-Connections are libpq's, through psycopg's wrapper of it (`psycopg.pq`): a statement is sent once, and nothing is repeated
-behind our back. After a lost reply it is unknown whether a call was counted.
+Connections use psycopg's wrapper of libpq (`psycopg.pq`), which never repeats a statement: after a lost reply it is unknown
+whether a call was counted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from headgate.stores.remote.polling import Poller
 logger = logging.getLogger("headgate")
 
 LEAST_WAIT = 0.02
-"""Seconds that the server has for each step of connecting, even if this process was so busy that it comes late to it."""
+"""Minimum seconds for each step of connecting, even if this process was busy and is late."""
 
-_TERMINATED = (b"57P01", b"57P05")  # by an administrator or a shutdown; because it was idle
+_TERMINATED = (b"57P01", b"57P05")  # by an administrator or a shutdown; because of an idle timeout
 _BINARY = 1
 _TUPLES_OK, _COMMAND_OK, _FATAL_ERROR, _SYNC = map(
     int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_SYNC)
@@ -39,14 +39,14 @@ _TUPLES_OK, _COMMAND_OK, _FATAL_ERROR, _SYNC = map(
 
 
 class Statement(NamedTuple):
-    """A statement with one value in its result, both binary."""
+    """A statement whose result is one binary value."""
 
     name: bytes
     text: bytes
     formats: list[int]
-    """Of the arguments: 0 text, 1 binary."""
+    """The formats of the arguments: 0 text, 1 binary."""
     is_frequent: bool = True
-    """Whether it is worth having it parsed when a connection begins."""
+    """Whether to prepare the statement when a connection is opened."""
 
 
 def _statement(name: str, formats: list[int]) -> Statement:
@@ -56,7 +56,7 @@ def _statement(name: str, formats: list[int]) -> Statement:
 ONE = _statement("one", [1] + [0] * 10)
 MANY = _statement("many", [1, 0, 1, 0])
 CLEAN = _statement("clean", [1, 0])
-# Parsed when it is sent, since few limiters have any.
+# Not prepared, because few applications use notes.
 NOTE = _statement("note", [1, 1, 0, 0])._replace(is_frequent=False)
 
 
@@ -64,9 +64,9 @@ Message = tuple[Statement, Arguments]
 
 
 class Terminated(OperationalError):
-    """The database has ended the connection instead of an answer: a statement that it had begun is rolled back.
+    """The database ended the connection instead of answering, and rolled the statement back.
 
-    It commits only after the result is on its way, so this cannot be the first to come then.
+    After a commit, the result would have arrived before this error.
     """
 
 
@@ -74,9 +74,9 @@ class PostgresPeer:
     """A database; see `Peer`.
 
     Args:
-        endpoint: Where it is.
-        durable: Whether a call waits until the database has what it counted on disk.
-        prepare: Whether to have the database parse the statements just once per connection.
+        endpoint: The address of the database.
+        durable: Whether a call waits until its changes are on disk.
+        prepare: Whether to prepare the statements once per connection.
     """
 
     most_bytes = 0
@@ -90,11 +90,13 @@ class PostgresPeer:
         self.name = endpoint.name
         self._endpoint = endpoint
         self._durable = b"t" if durable else b"f"
-        self._prepare = self.follows = prepare  # not every pooler bears what follows
+        self._prepare = self.follows = prepare  # not every pooler supports pipelines
         self._janitor = Janitor()
 
     def size(self, request: StateCall | NoteCall) -> int:
-        return 1 if isinstance(request, NoteCall) else 0  # a note leaves alone: it is another statement
+        return (
+            1 if isinstance(request, NoteCall) else 0
+        )  # a note is sent alone, because it is another statement
 
     def connect(self, seconds: float) -> PostgresWire:
         due = time.monotonic() + seconds
@@ -116,7 +118,7 @@ class PostgresPeer:
         return wire
 
     async def connect_async(self, seconds: float) -> AsyncPostgresWire:
-        # libpq looks up the host before it says that it has to wait.
+        # In a thread, because libpq blocks while it resolves the host.
         return AsyncPostgresWire(await in_thread(lambda: self.connect(seconds)))
 
     def failure(self, cause: BaseException) -> StoreError:
@@ -143,7 +145,7 @@ class PostgresPeer:
         new, again = self._hand_over(calls, value)
         arguments = self._janitor.next(new)
         if arguments is not None:
-            # What has become fresh is cleared away now and then, in a round trip of its own.
+            # States that equal a fresh one are removed now and then, in a separate round trip.
             last = yield CLEAN, arguments
             if isinstance(last, QueryRefused):
                 logger.warning("%s", self.failure(last))
@@ -160,7 +162,7 @@ class PostgresPeer:
         return MANY, many([call.request for call in calls], self._durable)
 
     def _hand_over(self, calls: Sequence[RemoteCall], value: bytes | None) -> tuple[int, list[RemoteCall]]:
-        """Answer calls, and return how many new states they have made, and which have to leave again."""
+        """Answer calls, and return the number of new states and the calls to send again."""
         new, found = outcomes([call.request for call in calls], numbers(value))
         again = []
         for call, outcome in zip(calls, found, strict=True):
@@ -176,7 +178,7 @@ class PostgresWire:
     """A connection for threads.
 
     Attributes:
-        is_unsent: Whether a part of the message is still to be sent.
+        is_unsent: Whether a part of the message is not yet sent.
     """
 
     def __init__(self, pgconn: Any, prepare: bool) -> None:
@@ -190,7 +192,7 @@ class PostgresWire:
         pgconn.enter_pipeline_mode()
 
     def prepare(self, due: float) -> None:
-        """Have the database parse the statements once, by the time that is due on the monotonic clock."""
+        """Prepare the statements before the monotonic time `due`."""
         for statement in (ONE, MANY, CLEAN):
             self.pgconn.send_prepare(statement.name, statement.text)
             self._end_message()
@@ -200,10 +202,10 @@ class PostgresWire:
                 raise reply
 
     def is_over(self) -> bool:
-        # Once it is, libpq has closed the file, and its number may be that of another.
+        # After that, libpq has closed the socket, and another file may have its number.
         try:
             while self.pgconn.status == ConnStatus.OK and self._poller.wait(0):
-                self.pgconn.consume_input()  # a goodbye, or something harmless
+                self.pgconn.consume_input()  # an error that ends the connection, or a notice
         except OperationalError:
             return True
         return bool(self.pgconn.status != ConnStatus.OK)
@@ -221,7 +223,7 @@ class PostgresWire:
 
     def receive(self) -> Any:
         if (reply := self._read()) is not PENDING:
-            return reply  # it has come with the one before; the connection may have ended since
+            return reply  # it arrived with the previous reply; the connection may be closed already
         pgconn = self.pgconn
         try:
             pgconn.consume_input()
@@ -230,21 +232,21 @@ class PostgresWire:
                 raise
             sqlstate = self._result.error_field(DiagnosticField.SQLSTATE)
             kind = Terminated if sqlstate in _TERMINATED else OperationalError
-            # The server has said why it hangs up; libpq only says that it did.
+            # The server's message has the reason; libpq's has not.
             raise kind(self._result.get_error_message()) from error
         if self.is_unsent:
             self.is_unsent = bool(pgconn.flush())
         return self._read()
 
     def _read(self) -> Any:
-        """Return the reply if all of it has come, or `PENDING`."""
+        """Return the reply, or `PENDING` if it has not arrived completely."""
         pgconn, has_ended = self.pgconn, False
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
                 if has_ended:
                     break
-                has_ended = True  # that was all of a statement
+                has_ended = True  # the end of a statement
             elif result.status == _SYNC:
                 return self._reply()
             elif self._result is None:
@@ -255,15 +257,15 @@ class PostgresWire:
         self.pgconn.finish()
 
     def _end_message(self) -> None:
-        """Have the server work on what was sent, as a transaction of its own."""
+        """End the message; the server runs it as a separate transaction."""
         self.pgconn.pipeline_sync()
         self.is_unsent = bool(self.pgconn.flush())
 
     def _reply(self) -> bytes | QueryRefused | None:
-        """Return the value that has come, or the error with which the database has refused.
+        """Return the value of the reply, or the error of the database.
 
         Raises:
-            OperationalError: The connection is lost, and with it what became of the statement.
+            OperationalError: The connection is lost; it is unknown whether the statement was run.
         """
         result, self._result = self._result, None
         if result is None:
@@ -301,7 +303,7 @@ class AsyncPostgresWire:
     def _is_over(self) -> bool:
         is_over = self._wire.is_over()
         if is_over:
-            self._unwatch()  # it would be news for ever
+            self._unwatch()  # the socket would be readable all the time
         return is_over
 
     def send(self, message: Message) -> None:
@@ -329,21 +331,21 @@ class AsyncPostgresWire:
         self._wire.close()
 
     def _unwatch(self) -> None:
-        """Leave the file alone, at once when the connection is lost: the next connection of anyone may get its number."""
+        """Stop watching the socket, at once when the connection is lost: its number may be reused."""
         if self._is_watched and not self._loop.is_closed():
             self._loop.remove_reader(self._wire.fileno)
             self._loop.remove_writer(self._wire.fileno)
         self._is_watched = False
 
     def _watch_writing(self, was_unsent: bool) -> None:
-        """Have what is left sent when the network takes it."""
+        """Watch for writing while a part of the message is not yet sent."""
         if self._wire.is_unsent:
             self._loop.add_writer(self._wire.fileno, self._on_news)
         elif was_unsent:
             self._loop.remove_writer(self._wire.fileno)
 
     def _on_news(self) -> None:
-        """Read what has come, or send what is left."""
+        """Read replies, or send the rest of a message."""
         if not self._unanswered:
             self._is_over()
             return
@@ -353,7 +355,7 @@ class AsyncPostgresWire:
                 self._unanswered -= 1
                 self._replies.append(reply)
             self._watch_writing(was_unsent)
-        except Exception as cause:  # noqa: BLE001  # whatever it is, it is for the one that waits
+        except Exception as cause:  # noqa: BLE001  # `receive` raises it
             self._unwatch()
             self._trouble = cause
         if (self._replies or self._trouble) and self._news is not None and not self._news.done():

@@ -1,52 +1,63 @@
-"""Which node of a cluster has which slot, and calls that follow it when it moves.
+"""Routing in a cluster: the node of each slot, and the drivers of operations that send requests to several nodes.
 
-A node that does not have a slot says so before it does anything (MOVED, or ASK while the slot is on its way), so these
-answers may be followed without charging twice; nothing else is sent again.
+A node that does not have a slot answers MOVED, or ASK during a migration, before it does anything. Such a request may be
+sent again without charging twice; no other request is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from redis.exceptions import AskError, MovedError
+from redis.exceptions import MovedError
 
-from headgate.costs import Costs
-from headgate.errors import HeadgateError, StoreError, StoreUnavailable
-from headgate.keys import Key
-from headgate.stores.base import Answer, Receipts
+from headgate.errors import StoreError, StoreUnavailable
+from headgate.stores.redis.cluster_operations import Steps, slot_of
 from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import RedisEndpoint
-from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
 from headgate.stores.remote.batching import Abandoned
-from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
-from headgate.stores.request import Request
 
-logger = logging.getLogger("headgate")
-
-S = TypeVar("S")
 T = TypeVar("T")
 E = TypeVar("E", bound=ThreadEngine | AsyncEngine)
 
 MOST_HOPS = 5
-_ASK_FOR_SLOTS = Command(command(b"CLUSTER", b"SLOTS"))
+_GET_SLOTS = Command(command(b"CLUSTER", b"SLOTS"))
 
 Address = tuple[str, int]
 
 
-class SlotMap:
-    """Who has which slot, as far as is known; shared by all threads and tasks of a store.
+class NodeRequest(NamedTuple):
+    """A request to one node of a cluster: a step of an operation.
 
-    It is read anew after a node could not be reached: another one may have taken over its slots.
+    Attributes:
+        endpoint: The node.
+        request: The request.
+        share: The part of the operation's remaining time that the request may take.
+    """
+
+    endpoint: RedisEndpoint
+    request: ScriptCall | Command
+    share: float = 1.0
+
+    def due(self, operation_due: float) -> float:
+        """Return the monotonic time at which the request fails."""
+        now = time.monotonic()
+        return now + (operation_due - now) * self.share
+
+
+class ClusterRouter:
+    """Finds the node of each call, and follows slots that move; shared by all threads and tasks of a store.
+
+    The map of slots is read again after a node could not be reached, because another node may have taken over its slots.
+
+    Args:
+        first: A node of the cluster.
     """
 
     def __init__(self, first: RedisEndpoint) -> None:
@@ -54,72 +65,58 @@ class SlotMap:
         self._owners: dict[int, Address] = {}
         self._nodes: list[Address] = []
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it has been read."""
-        return bool(self._owners)
+    def send(self, call: ScriptCall) -> Steps[Reply]:
+        """Return the steps that send a call to the node of its slot."""
+        if not self._owners:
+            yield from self._read_slots()
+        slot, request = slot_of(call), call
+        if (address := self._owners.get(slot)) is None:
+            raise StoreUnavailable(f"{self._first.name}: no node of the cluster has slot {slot}")
+        for _ in range(MOST_HOPS):
+            try:
+                return (yield NodeRequest(self._first.at(*address), request))
+            except Redirected as redirected:
+                error = redirected.error
+                address, has_moved = (
+                    (error.host or self._first.host, error.port),
+                    isinstance(error, MovedError),
+                )
+                if has_moved:
+                    self._owners[error.slot_id] = address
+                kind = ScriptCall if has_moved else AskingCall
+                request = kind(call.keys, call.body, call.body_at)
+            except StoreUnavailable:
+                self._owners = {}
+                raise
+        raise StoreUnavailable(f"{self._first.name}: {MOST_HOPS} nodes were asked, and none has slot {slot}")
 
-    def endpoint(self, address: Address) -> RedisEndpoint:
-        """Return the endpoint of a node."""
-        return self._first.at(*address)
+    def _read_slots(self) -> Steps[None]:
+        """Ask one node after the other for the slots, each for half of the remaining time."""
+        others = [self._first.at(*address) for address in (*self._nodes, *self._first.others)]
+        failure: StoreError | None = None
+        for endpoint in (*others, self._first):
+            try:
+                self._set_slots((yield NodeRequest(endpoint, _GET_SLOTS, share=0.5)))
+            except StoreError as error:
+                failure = error
+            else:
+                return
+        assert failure is not None  # at least the first node was asked
+        raise failure
 
-    def sources(self) -> list[RedisEndpoint]:
-        """Return whom to ask for the slots, one after the other."""
-        known = (self.endpoint(address) for address in (*self._nodes, *self._first.others))
-        return [*known, self._first]
-
-    def owner(self, slot: int) -> Address:
-        """Return who has a slot.
-
-        Raises:
-            StoreUnavailable: No node has it.
-        """
-        try:
-            return self._owners[slot]
-        except KeyError:
-            raise StoreUnavailable(f"{self._first.name}: no node of the cluster has slot {slot}") from None
-
-    def read(self, ranges: list[list[Any]]) -> None:
-        """Take over the reply to CLUSTER SLOTS."""
+    def _set_slots(self, ranges: list[list[Any]]) -> None:
+        """Store the reply to CLUSTER SLOTS."""
         owners: dict[int, Address] = {}
         for start, end, (host, port, *_), *_ in ranges:
-            # A node that does not know its own name means the one that was asked.
+            # An empty host means the node that replied.
             address = ((host or b"").decode() or self._first.host, int(port))
             owners.update(dict.fromkeys(range(start, end + 1), address))
         self._owners = owners
         self._nodes = sorted(set(owners.values()))
 
-    def follow(self, error: AskError) -> tuple[Address, bool]:
-        """Return where a node sends us, and whether the slot is only on its way there."""
-        address = (error.host or self._first.host, error.port)
-        if isinstance(error, MovedError):
-            self._owners[error.slot_id] = address
-            return address, False
-        return address, True
-
-    def forget(self) -> None:
-        """Read it anew at the next call."""
-        self._owners = {}
-
-    def lost(self) -> StoreUnavailable:
-        """Return the error of a call that was sent around in circles."""
-        return StoreUnavailable(f"{self._first.name}: after {MOST_HOPS} nodes, none has the slot")
-
-
-class ClusterStep(NamedTuple):
-    """A request to one node, and when the call that it belongs to is due."""
-
-    endpoint: RedisEndpoint
-    request: ScriptCall | Command
-    due: float
-
-
-Route = Generator[ClusterStep, Reply, T]
-"""The steps of an operation: each is sent the reply, or thrown the error."""
-
 
 class Nodes(Generic[E]):
-    """The engines of a store's nodes, made when they are needed."""
+    """The engines of a store's nodes, created when they are needed."""
 
     def __init__(self, make: Callable[[RedisEndpoint], E]) -> None:
         self._make = make
@@ -136,142 +133,62 @@ class Nodes(Generic[E]):
         return engine
 
     def close(self) -> None:
-        """Close all engines; there will be none any more that is open."""
+        """Close all engines, including later ones."""
         self._is_closed = True
         for engine in list(self._engines.values()):
             engine.close()
 
     async def aclose(self: Nodes[AsyncEngine]) -> None:
-        """As `close`, for coroutines."""
+        """Like `close`, for coroutines."""
         self._is_closed = True
         for engine in list(self._engines.values()):
             await engine.aclose()
 
 
-class ClusterRouter:
-    """Finds the node of each request of a flow, and follows slots that move.
+class ThreadCluster:
+    """An engine for threads whose requests are the steps of operations in a cluster.
 
-    Args:
-        first: A node of the cluster.
+    If a signal handler raises, the remaining steps are dropped: units may stay charged, but none are freed.
     """
 
-    def __init__(self, first: RedisEndpoint) -> None:
-        self._slots = SlotMap(first)
-
-    def route(self, flow: Flow[T], due: float) -> Route[T]:
-        """Return the steps of a flow, all of them by the same deadline."""
-        outcome: Any = None
-        try:
-            while True:
-                request = _next(flow, outcome)
-                try:
-                    outcome = yield from self._follow(request, due)
-                except StoreError as error:
-                    outcome = error
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-    def _follow(self, request: ScriptCall, due: float) -> Route[Reply]:
-        """Send a request to the node that has its slot, wherever that is by now."""
-        slots = self._slots
-        if not slots.is_known:
-            yield from self._read_slots(due)
-        address = slots.owner(slot_of(request))
-        for _ in range(MOST_HOPS):
-            try:
-                return (yield ClusterStep(slots.endpoint(address), request, due))
-            except Redirected as redirected:
-                address, is_asking = slots.follow(redirected.error)
-                kind = AskingCall if is_asking else ScriptCall
-                request = kind(request.keys, request.body, request.body_at)
-            except StoreUnavailable:
-                slots.forget()
-                raise
-        raise slots.lost()
-
-    def _read_slots(self, due: float) -> Route[None]:
-        """Ask one node after the other, each for half of the time that is left."""
-        failure: StoreError | None = None
-        for endpoint in self._slots.sources():
-            now = time.monotonic()
-            try:
-                self._slots.read((yield ClusterStep(endpoint, _ASK_FOR_SLOTS, now + (due - now) / 2)))
-            except StoreError as error:
-                failure = error
-            else:
-                return
-        assert failure is not None  # there is at least the node that was given
-        raise failure
-
-
-class ThreadCluster:
-    """Sends the requests of flows to the nodes of a cluster, for threads. It is an engine whose requests are flows."""
-
-    def __init__(self, router: ClusterRouter, nodes: Nodes[ThreadEngine]) -> None:
-        self._router = router
+    def __init__(self, nodes: Nodes[ThreadEngine]) -> None:
         self._nodes = nodes
 
     def call(
-        self, flow: Flow[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
+        self, steps: Steps[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
     ) -> T:
-        """Send the requests of a flow, and return its result.
-
-        If the thread is interrupted, a flow that must be sent or has an `abandoned` is completed after the reply to its
-        current request, which the next call to that node reads; then `abandoned` is called with its result.
-        """
-        return self._carry(self._router.route(flow, due), None, must_send, abandoned)
-
-    def tell(self, flow: Flow[T], due: float) -> None:
-        """Like `call`, without a result."""
-        self.call(flow, due, must_send=True)
-
-    def _carry(self, route: Route[T], outcome: Any, must_send: bool, abandoned: Abandoned | None) -> T:
-        """Continue a route, given the outcome of its last step, and return its result."""
-        is_completed = must_send or abandoned is not None
-        given_up = partial(self._complete_in_thread, route, abandoned) if is_completed else None
+        """Run the steps of an operation, and return its result; `abandoned` is not called."""
+        outcome: Any = None
         try:
             while True:
-                step = _next(route, outcome)
+                step = _next(steps, outcome)
                 try:
-                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due, must_send, given_up)
+                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due(due), must_send)
                 except StoreError as error:
                     outcome = error
-                must_send = is_completed
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    def _complete_in_thread(self, *args: Any) -> None:
-        """Complete a route whose thread was interrupted; the thread that read the reply must not wait for it."""
-        with suppress(RuntimeError):  # no thread can be started: the units count until they expire
-            threading.Thread(target=self._complete, args=args, daemon=True, name="headgate cluster").start()
-
-    def _complete(self, route: Route[T], abandoned: Abandoned | None, reply: Reply) -> None:
-        try:
-            result = self._carry(route, reply, True, abandoned)
-            if abandoned is not None:
-                abandoned(result)
-        except HeadgateError as error:
-            logger.warning("an interrupted operation could not be completed: %s", error)
-
 
 class TaskCluster:
-    """Sends the requests of flows to the nodes of a cluster, for tasks. It is an engine whose requests are flows.
+    """An engine for tasks whose requests are the steps of operations in a cluster.
 
-    Every flow is completed, also if its caller is cancelled: over several slots it is all or nothing only then.
+    Every operation is completed, even if its caller is cancelled, so that it charges all slots or none.
     """
 
-    def __init__(self, router: ClusterRouter, nodes: Nodes[AsyncEngine]) -> None:
-        self._router = router
+    def __init__(self, nodes: Nodes[AsyncEngine]) -> None:
         self._nodes = nodes
         self._running: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
 
     async def call(
-        self, flow: Flow[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
+        self, steps: Steps[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
     ) -> T:
-        """Send the requests of a flow, and return its result; if the caller is cancelled, `abandoned` is called with it."""
-        task = self._start(flow, due)
+        """Run the steps of an operation, and return its result; if the caller is cancelled, call `abandoned` with it."""
+        if self._is_closed and not must_send:
+            raise StoreUnavailable("the store was closed")
+        task = self._start(steps, due)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -279,12 +196,21 @@ class TaskCluster:
                 task.add_done_callback(partial(_pass_on, abandoned))
             raise
 
-    def tell(self, flow: Flow[T], due: float) -> None:
-        """Send the requests of a flow whose result no caller waits for."""
-        self._start(flow, due)
+    def tell(self, steps: Steps[T], due: float) -> None:
+        """Run the steps of an operation whose result no caller waits for."""
+        self._start(steps, due)
 
-    def _start(self, flow: Flow[T], due: float) -> asyncio.Task[T]:
-        task = asyncio.create_task(self._carry(flow, due))
+    async def aclose(self) -> None:
+        """Wait for the operations of this event loop, and for the refunds of callers that were just cancelled."""
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        for _ in range(2):  # such a caller first has to notice it
+            await asyncio.sleep(0)
+        while running := [task for task in list(self._running) if task.get_loop() is loop]:
+            await asyncio.wait(running)
+
+    def _start(self, steps: Steps[T], due: float) -> asyncio.Task[T]:
+        task = asyncio.create_task(self._run(steps, due))
         self._running.add(task)  # an event loop keeps only weak references to tasks
         task.add_done_callback(self._ended)
         return task
@@ -292,15 +218,15 @@ class TaskCluster:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller has seen it, unless it was cancelled
+            task.exception()  # marks it as retrieved; the caller raises it, unless it was cancelled
 
-    async def _carry(self, flow: Flow[T], due: float) -> T:
-        route, outcome = self._router.route(flow, due), None
+    async def _run(self, steps: Steps[T], due: float) -> T:
+        outcome: Any = None
         try:
             while True:
-                step = _next(route, outcome)
+                step = _next(steps, outcome)
                 try:
-                    outcome = await self._nodes.at(step.endpoint).call(step.request, step.due)
+                    outcome = await self._nodes.at(step.endpoint).call(step.request, step.due(due))
                 except StoreError as error:
                     outcome = error
         except StopIteration as stop:
@@ -313,30 +239,11 @@ def _pass_on(abandoned: Abandoned, task: asyncio.Task[Any]) -> None:
         abandoned(task.result())
 
 
-class ClusterEncoder:
-    """Encodes the operations of a limiter's gate as flows; see `RequestEncoder`. The reply to a flow is its result."""
-
-    def __init__(self, flows: Flows) -> None:
-        self._flows = flows
-
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
-        return self._flows.ask(request), _same
-
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
-        return self._flows.refund(receipts, cost, now), _same
-
-    def reset(self, key: Key | None) -> EncodedRequest[None]:
-        return self._flows.reset(key), _same
-
-
-def _next(steps: Generator[S, Any, Any], outcome: Any) -> S:
+def _next(steps: Steps[T], outcome: Any) -> NodeRequest:
     """Return the next step, given the reply to the last one or its error; `None` before the first.
 
     Raises:
-        StopIteration: There is none; it has what the steps have led to.
+        StopIteration: The operation has ended; the exception has its result.
     """
-    return steps.throw(outcome) if isinstance(outcome, StoreError) else steps.send(outcome)
-
-
-def _same(result: T) -> T:
-    return result
+    step: NodeRequest = steps.throw(outcome) if isinstance(outcome, StoreError) else steps.send(outcome)
+    return step

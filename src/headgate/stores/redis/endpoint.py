@@ -1,8 +1,8 @@
-"""Where a server is, how to log in there, and what its failures mean.
+"""The address of a server, its credentials, and the translation of its errors.
 
-Connections are redis-py's, made by its classes with its settings; what it would add on top of them is left out. Its pools,
-because a call here has a connection to itself or shares one with everybody; and its retries, because a call that charges
-must not be sent twice: after a lost reply it is unknown whether it was counted.
+Connections are made by redis-py's classes with redis-py's settings, but without its pools and retries. The engine shares
+one connection between many calls. A call that charges must not be sent twice: after a lost reply it is unknown whether it
+was counted.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from headgate.errors import (
 from headgate.stores.remote.peer import INVALID_REPLY, WRONG_TLS
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
-"""What a store can be made of."""
+"""A URL, or a client of redis-py."""
 
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
-"""The schemes of URLs, and what redis-py calls them."""
+"""The schemes of URLs, and redis-py's names for them."""
 
-# What belongs to a pool or a client rather than a connection, and what would repeat, decode or relax behind our back.
+# Settings of a pool or a client, and settings that would retry, decode or change timeouts.
 _LEFT_OUT = frozenset(
     {
         "connection_class",
@@ -63,26 +63,26 @@ _LEFT_OUT = frozenset(
 )
 
 
-# How a server says that it will not count for us before somebody changes something: credentials, rights, a read-only
-# replica, a database that it does not have, a Sentinel; or why we cannot speak TLS with it.
+# Error replies that mean misconfiguration: wrong credentials, missing rights, a read-only replica, an unknown database, a
+# Sentinel, or TLS settings that do not fit.
 _REFUSAL = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
     r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
     r"Protocol error, got|cluster support disabled|"
     rf"SELECT is not allowed|knows no primary|{WRONG_TLS}|"
-    r"Error 2 connecting to \S+:\d+\. No such file",  # that of a certificate; a server has a port
+    r"Error 2 connecting to \S+:\d+\. No such file",  # a certificate file; the message about a server has its port
     re.IGNORECASE,
 )
 
 _NOT_OURS = re.compile(r"WRONGTYPE|: not a |user_script:\d+: (bad argument|attempt to)")
-"""Error replies that mean that a key holds data of another program. The last two are errors of Lua itself."""
+"""Error replies that mean that a key holds data of another program. The last two are errors of Lua."""
 
 _PLACE = re.compile(r"(?<=connecting to )\S+?(?=(:\d+)?\. )|(?<=reading from )\S+")
-"""Where a text has the name of the server, which says nothing about why it fails."""
+"""The name of the server in an error text; it must not be searched for reasons."""
 
 
 class Connection(Protocol):
-    """What is used of redis-py's connections."""
+    """The methods of redis-py's connections that are used."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -91,7 +91,7 @@ class Connection(Protocol):
 
 
 class AsyncConnection(Protocol):
-    """What is used of redis-py's asyncio connections."""
+    """The methods of redis-py's asyncio connections that are used."""
 
     def connect(self) -> Awaitable[None]: ...
     def disconnect(self, nowait: bool) -> Awaitable[None]: ...
@@ -100,19 +100,19 @@ class AsyncConnection(Protocol):
 
 
 Recipe = tuple[type, Mapping[str, Any]]
-"""A class of redis-py's connections and what to call it with."""
+"""A class of redis-py's connections, and its arguments."""
 
 
 @dataclass(frozen=True, repr=False)
 class RedisEndpoint:
-    """A server, by a URL or a client of the user's.
+    """The address of a server, from a URL or from a client of redis-py.
 
     Attributes:
-        name: What it is called in messages; without credentials.
-        for_threads: How to make a connection; `None` if only coroutines can have one.
-        for_tasks: How to make a connection for coroutines; `None` if only threads can have one.
+        name: The server's name in messages, without credentials.
+        for_threads: The recipe of a connection for threads; `None` if the client is for coroutines only.
+        for_tasks: The recipe of a connection for coroutines; `None` if the client is for threads only.
         owner: The user's client. Some of its connections need it to stay alive.
-        others: Further nodes of a cluster, to begin with if this one cannot be reached.
+        others: Further nodes of a cluster, to ask if this one cannot be reached.
     """
 
     name: str
@@ -129,7 +129,7 @@ class RedisEndpoint:
         """Return the server of a URL or client; of a cluster, one of its nodes.
 
         Raises:
-            ConfigError: It is neither.
+            ConfigError: The target is neither a URL nor a client of redis-py.
         """
         if isinstance(target, str):
             return cls.of_url(target)
@@ -159,7 +159,7 @@ class RedisEndpoint:
         known = SCHEMES.get(scheme.lower())
         if not known or not separator:
             raise ConfigError(
-                f"{scheme!r} is no scheme of a Redis store; write for example 'redis://localhost:6379/0'"
+                f"{scheme!r} is not a scheme of a Redis store; write for example 'redis://localhost:6379/0'"
             )
         try:
             sync = redis.connection.parse_url(f"{known}://{rest}")  # type: ignore[no-untyped-call]
@@ -169,18 +169,18 @@ class RedisEndpoint:
                 _recipe(sync.get("connection_class", redis.connection.Connection), sync),
                 _recipe(tasks.get("connection_class", redis.asyncio.connection.Connection), tasks),
             )
-            endpoint.connection(1.0)  # unknown options show here, not at the first call
+            endpoint.connection(1.0)  # raises for unknown options now, not at the first call
         except (ValueError, TypeError, RedisError):
-            # Not chained, and without the URL: the parser quotes parts of a password that it took for something else.
+            # Not chained, and without the URL: the parser may quote parts of a password.
             raise ConfigError(
-                f"the {scheme.lower()}:// URL cannot be read; write for example 'redis://user:password@host:6379/0', "
-                f"special characters percent-encoded, and only options that redis-py knows after a '?'"
+                f"the {scheme.lower()}:// URL cannot be read; write for example 'redis://user:password@host:6379/0'; "
+                f"percent-encode special characters, and use only options of redis-py after a '?'"
             ) from None
         return replace(endpoint, name=_name(endpoint.for_threads))
 
     @property
     def host(self) -> str:
-        """The host, or where a socket without one would be."""
+        """The host, by default `localhost`."""
         recipe = self.for_threads or self.for_tasks
         return str(recipe[1].get("host", "localhost")) if recipe else "localhost"
 
@@ -193,7 +193,7 @@ class RedisEndpoint:
         return RedisEndpoint(f"redis://{host}:{port}", threads, tasks, self.owner)
 
     def connection(self, deadline: float) -> Connection:
-        """Return a new connection, to be connected; each of its steps takes so many seconds at most."""
+        """Return a new connection, not yet connected; each of its steps takes at most `deadline` seconds."""
         if self.for_threads is None:
             raise ConfigError(
                 f"{self.name} was given as a client of redis.asyncio, which Limiter cannot use; "
@@ -204,7 +204,7 @@ class RedisEndpoint:
         return cast(Connection, made)
 
     def async_connection(self, deadline: float) -> AsyncConnection:
-        """Return a new connection, to be connected. Its reader keeps the deadline."""
+        """Return a new connection, not yet connected. The caller applies the deadline, also while connecting."""
         if self.for_tasks is None:
             raise ConfigError(
                 f"{self.name} was given as a client of redis, which AsyncLimiter cannot use; "
@@ -212,10 +212,12 @@ class RedisEndpoint:
             )
         kind, settings = self.for_tasks
         made = kind(**settings, socket_timeout=None, socket_connect_timeout=deadline, protocol=2)
+        # After the event loop was blocked, a timer would fire before what has arrived is read.
+        made.socket_connect_timeout = None
         return cast(AsyncConnection, made)
 
     def error(self, cause: BaseException) -> StoreError:
-        """Return what a failure of redis-py means to us, without credentials."""
+        """Translate an exception of redis-py, without credentials."""
         text = self._without_credentials(str(cause) or type(cause).__name__)
         if isinstance(cause, (RedisTimeoutError, TimeoutError)):
             return StoreTimeout(f"{self.name} did not answer in time")
@@ -224,7 +226,7 @@ class RedisEndpoint:
                 f"{self.name} belongs to a cluster: write redis+cluster://, or make the store with cluster=True"
             )
         if isinstance(cause, ResponseError) and _NOT_OURS.search(text):
-            return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
+            return StoreConflict(f"{self.name} holds data of another program under a key of Headgate: {text}")
         if isinstance(cause, InvalidResponse) or "Protocol error, got" in text:
             return StoreMisconfigured(f"{self.name} {INVALID_REPLY} ({text})")
         if is_refusal(cause):
@@ -232,7 +234,7 @@ class RedisEndpoint:
         return StoreUnavailable(f"{self.name}: {text}")
 
     def presentable(self, cause: BaseException) -> BaseException | None:
-        """Return the failure itself if it can be shown as the cause, `None` if credentials are in its text."""
+        """Return the exception, or `None` if its text contains credentials."""
         text = str(cause)
         return cause if self._without_credentials(text) == text else None
 
@@ -248,34 +250,34 @@ class RedisEndpoint:
 
 
 def socket_of(connection: Connection) -> Any:
-    """Return the socket of a connection that is connected; redis-py has no other name for it."""
+    """Return the socket of an open connection; it has no public name in redis-py."""
     return connection._sock  # type: ignore[attr-defined]
 
 
 def streams_of(connection: AsyncConnection) -> tuple[StreamReader, StreamWriter]:
-    """Return the streams of a connection that is connected; redis-py has no other names for them."""
+    """Return the streams of an open connection; they have no public names in redis-py."""
     return connection._reader, connection._writer  # type: ignore[attr-defined]
 
 
 def error_of(text: str) -> RedisError:
-    """Return the exception that redis-py makes of an error of the server."""
+    """Return redis-py's exception for an error reply."""
     error: RedisError = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
     return error
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether an error means that the server refuses this client until its settings change, or is no Redis."""
+    """Return whether an error means misconfiguration, or a server that is not Redis."""
     text = _PLACE.sub("server", f"{getattr(error, 'status_code', '')} {error}")
     return isinstance(error, InvalidResponse) or _REFUSAL.search(text) is not None
 
 
 def is_read_only(error: object) -> bool:
-    """Tell whether a reply says that this server has become a replica, so that the next call should look for another."""
+    """Return whether an error reply means that this server is now a replica, so that a new connection is needed."""
     return isinstance(error, ResponseError) and "READONLY" in f"{getattr(error, 'status_code', '')} {error}"
 
 
 def _recipe_of(source: Any) -> Recipe:
-    """Return how a pool, or a node of a cluster, makes its connections."""
+    """Return the recipe of a pool's or a node's connections."""
     return _recipe(source.connection_class, source.connection_kwargs)
 
 

@@ -1,7 +1,7 @@
-"""Whether a server may drop keys of ours to make room.
+"""Detection of servers that may evict keys.
 
-All our keys expire, so every `maxmemory-policy` but `noeviction` may choose them, the `volatile-` ones included. A key that
-is dropped while it counts lets its caller begin anew. Without `maxmemory` nothing is ever dropped.
+All keys of the store expire, so every `maxmemory-policy` except `noeviction` may evict them, including the `volatile-`
+policies. An evicted key resets a limit. Without `maxmemory` nothing is evicted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INFO = [command(b"INFO", b"memory")]
 
 
 def ask(endpoint: RedisEndpoint, deadline: float) -> str | None:
-    """Return by which policy a server drops keys; empty if by none, `None` if it does not say."""
+    """Return the server's eviction policy; empty if it never evicts, `None` if unknown."""
     connection = endpoint.connection(deadline)
     try:
         connection.connect()
@@ -34,7 +34,7 @@ def ask(endpoint: RedisEndpoint, deadline: float) -> str | None:
 
 
 async def ask_async(endpoint: RedisEndpoint, deadline: float) -> str | None:
-    """As `ask`, for coroutines."""
+    """Like `ask`, for coroutines."""
     connection = endpoint.async_connection(deadline)
     try:
         async with asyncio.timeout(deadline):
@@ -49,7 +49,7 @@ async def ask_async(endpoint: RedisEndpoint, deadline: float) -> str | None:
 
 
 def read(info: bytes) -> str | None:
-    """Return the same from the reply to INFO memory."""
+    """Return the policy from the reply to `INFO memory`, like `ask`."""
     figures = dict(line.partition(b":")[::2] for line in info.splitlines())
     policy, room = figures.get(b"maxmemory_policy"), figures.get(b"maxmemory")
     if policy is None or room is None:
@@ -58,5 +58,5 @@ def read(info: bytes) -> str | None:
 
 
 def _explain(endpoint: RedisEndpoint, error: Exception) -> None:
-    # Some providers forbid the command. It is the store's calls that say whether it works.
-    logger.debug("%s does not say whether it drops keys: %s", endpoint.name, endpoint.error(error))
+    # Some providers forbid the command; the store may work nevertheless.
+    logger.debug("%s: the eviction policy is unknown: %s", endpoint.name, endpoint.error(error))

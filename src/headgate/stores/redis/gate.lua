@@ -1,36 +1,36 @@
--- Decides any number of requests in one call: a port of headgate.algorithms, with its names and its order of steps.
+-- Decides any number of requests in one call: a port of headgate.algorithms with the same names and order of steps.
 --
 -- KEYS     the states, in the order in which the requests name them
 -- ARGV[i]  one request, packed little-endian: "<BHddd" operation, number of rules, now (microseconds since the epoch;
---          below 0: the server's clock), cost (below 0: each rule has its own), birth. Then per rule "<Bdddd", its kind and
---          shape:
+--          below 0: the server's clock), cost (below 0: one cost per rule follows), birth. Then per rule "<Bdddd", its kind
+--          and parameters:
 --            1 fixed window     limit, period (us), -, -
 --            2 sliding window   limit, width (us), lifetime (us), -
 --            3 token bucket     burst, n, d, tick (us)
 --            4 concurrent       limit, lease (us), -, -
 --            5 calendar         limit, start of a window, end of it and start of the next, end of that
---          If each rule has its own cost, and to refund, then per rule "<dB" its cost and how many numbers its receipt has,
---          and these, a double each. The receipt of a hit, peek, hold or record is what it replaces: those units are given
---          back first, unless the request is refused. Of a concurrent rule with a cost, it is the lease to be renewed.
---          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has no rule but one key, for a
---          cost the milliseconds to keep it (0: only look), and then its text. The same text again is kept for longer.
+--          With one cost per rule, and to refund, then per rule "<dB" its cost and the number of values in its receipt,
+--          and these as doubles. The units in the receipt of a hit, peek, hold or record are replaced: they are given back
+--          first, unless the request is refused. For a concurrent rule with a cost, it is the lease to renew.
+--          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has one key and no rule; its cost
+--          is the time to live in milliseconds (0: only read), and its text follows. The same text extends the time.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
 --                              retry_after * tick + lag microseconds, and so on (windows: a tick of 1, no lag). An
---                              admitted hold goes on with the receipt of each rule that was charged, an "i8" per number,
---                              without what the caller knows. (Text, because the server takes longer to reply a table
---                              than to decide.)
+--                              admitted hold is followed by the receipt of each rule that was charged, an "i8" per
+--                              number, without the numbers that the caller knows. (Text, because the server takes longer
+--                              to reply with a table than to decide.)
 --            record            0, or the number of the rule whose count would leave the exact range, and its count
 --            refund, reset     0
 --            note              the text that is kept under that name, or nil
---            an error          if this request failed; the others have not noticed. "EDGES" and a time: by the server's
---                              clock it is then, in neither of the windows of a calendar that were sent. Nothing was done.
+--            an error          if this request failed; it does not affect the others. "EDGES" and the server's time: the
+--                              time is outside of the calendar windows in the request. Nothing was done.
 --
--- Every number is whole. Doubles are exact below 2^53: a product or sum that passes it still compares as larger than
--- everything that has not, and where it would be needed exactly, the steps are ordered so that it is not passed. And below
--- it floor(a / b) and ceil(a / b) are right: a quotient that is not whole is 1/b or more away from the next whole number,
--- which is farther than a double is ever rounded there. (Lua's own % is not: fmod is.)
+-- All numbers are integers. Doubles are exact below 2^53. A larger product or sum still compares as larger than every smaller
+-- number; where an exact result is needed, the steps are ordered so that no intermediate result passes 2^53. Below it,
+-- floor(a / b) and ceil(a / b) are exact: a quotient that is not an integer is at least 1/b away from the next one, which is
+-- more than the rounding error of a double. (Lua's % is not exact; fmod is.)
 --
 -- States are doubles, little-endian, as the tuples in Python:
 --   fixed window     birth, index, count
@@ -46,11 +46,11 @@ local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.
 local seconds_and_rest = call("TIME")
 local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
 
--- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same), whether that
--- expires when the state before it does (if both were counted by the server's clock), then the receipt without shape and
--- cost. reset_after is nil if nothing is ever counted, and so is the state after. If a state is given (false: a fresh one), it
--- is used instead of the one under the key. To make a function takes as long as a decision, and every name from outside makes
--- it longer: so each has its own names for numbers, and what is rarely needed is made only when it is.
+-- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: unchanged), whether the new state
+-- expires at the same time as the old one (if both used the server's clock), then the receipt without parameters and cost.
+-- If nothing is ever counted, reset_after and the state after are nil. If a state is given (false: a fresh one), it is used
+-- instead of the stored one. Creating a function takes as long as a decision, and each upvalue adds to it. So each
+-- function has local constants, and rarely needed functions are created on demand.
 
 local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, state)
   local MAX_UNITS = 9007199254740991
@@ -96,7 +96,7 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
     local horizon = max(now, last * width) - lifetime
     if last * width > horizon then
       birth, count, newest, newest_units = old_birth, old_count, last, last_units
-      while true do -- ends at the last bucket, if not before
+      while true do -- ends at the last bucket at the latest
         local index, units = unpack("<dd", state, first)
         if index * width > horizon then
           break
@@ -127,7 +127,7 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
     return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0
   end
   local index, units, expires_as_before = floor(now / width), cost, false
-  local kept = "" -- buckets that stay as they are
+  local kept = "" -- unchanged buckets
   if newest and index <= newest then
     index, units, expires_as_before = newest, newest_units + cost, true
     kept = sub(state, first, size - 16)
@@ -150,7 +150,7 @@ local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick, s
     state = call("GET", key)
   end
   local level, time, refunded = 0, floor(now / tick), 0
-  local fresh_after = 0 -- ticks until the state is fresh in its own shape
+  local fresh_after = 0 -- ticks until the state is fresh with its stored parameters
   local birth_before, time_before
   if state then
     if #state ~= 56 then
@@ -164,16 +164,16 @@ local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick, s
       if old_n ~= n or old_d ~= d or old_burst ~= burst then
         -- old_level * d / old_d, rounded up. The product may have 88 bits, so it is divided in parts: d and old_d stay
         -- below 2^35, so that 17 bits of d at a time keep every step below 2^53. Only the last sum may pass it; it is then
-        -- not exact, but no smaller than 2^53, which is all that has to be known of it.
+        -- not exact, but at least 2^53, which is enough for the comparisons.
         local rest, low = fmod(old_level, old_d), fmod(d, 131072)
         local product = rest * (d - low) / 131072
         local carried = fmod(product, old_d)
         local parts = (product - carried) / old_d * 131072 + ceil((carried * 131072 + rest * low) / old_d)
         old_level = (old_level - rest) / old_d * d + parts
-        -- Receipts name units of the other shape: they must not be given back in this one.
+        -- Receipts are about units of the old parameters: they must not be given back with the new ones.
         old_birth, old_refunded = birth, 0
       end
-      -- More than can be counted in this shape stays so until the state is fresh in its own.
+      -- A level above the exact range stays there until the state is fresh with its stored parameters.
       old_level = old_level > MAX_UNITS and MAX_UNITS + 1 or old_level - n * (time - old_time)
       if old_level > 0 then
         birth, level, refunded = old_birth, old_level, old_refunded
@@ -207,7 +207,7 @@ end
 
 local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
 
--- Puts together what decides the other kinds, when there is one of them, and returns that of a kind.
+-- Creates the functions of the other kinds on demand, and returns the one of a kind.
 local function decider(asked_kind)
   local CONCURRENT, CALENDAR, MAX_UNITS = 4, 5, 9007199254740991
   local call, pack, unpack, sub, fmod, max = redis.call, struct.pack, struct.unpack, string.sub, math.fmod, math.max
@@ -303,13 +303,13 @@ local function save(key, state, counted_for, explicit, expires_as_before)
   if explicit or not expires_as_before then
     local expires = clock + max(0, counted_for)
     if explicit then
-      expires = expires + 3600000000 -- an hour: the time of the caller's own may go slower than ours
+      expires = expires + 3600000000 -- an hour more: the caller's clock may be slower than the server's
     end
-    -- No state is kept for more than 253 years, because the server's own limit is not far. A millisecond on top, because a
-    -- state may outlive its last unit but never the other way round.
+    -- No state is kept for more than 253 years, which is close to the server's limit. One millisecond more, because a state
+    -- may outlive its last unit, but must not expire before it.
     call("SET", key, state, "PXAT", ceil(min(expires, 8000000000000000) / 1000) + 1)
   else
-    call("SET", key, state, "KEEPTTL") -- to set the same time again takes as long as to decide
+    call("SET", key, state, "KEEPTTL") -- setting the same expiry again would take as long as the decision
   end
 end
 
@@ -323,8 +323,8 @@ local function packed_receipt(kind, r1, r2, r3, r4, r5)
   return kind == BUCKET and pack("<i8i8i8i8i8", r1, r2, r3, r4, r5) or pack("<i8i8", r1, r2)
 end
 
--- Returns what gives units back, alone or in the place of others. It is put together only when it is needed: to make these
--- functions takes as long as a decision.
+-- Returns the functions that give units back, alone or in exchange for others. They are created on demand, because that takes
+-- as long as a decision.
 local refund_all, move
 local function giving_back()
   if move then
@@ -334,7 +334,7 @@ local function giving_back()
   local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
   local floor, ceil, fmod, min, max = math.floor, math.ceil, math.fmod, math.min, math.max
 
-  -- Returns a window of one count with units given back (nil: the very same, "": a fresh one); of a fixed window by its index,
+  -- Returns a window of one count with units given back (nil: unchanged, "": a fresh one); of a fixed window by its index,
   -- of a calendar by its end.
   local function refund_window(state, cost, birth, index, held)
     if #state ~= 24 then
@@ -348,7 +348,7 @@ local function giving_back()
     return count > 0 and pack("<ddd", birth, index, count) or ""
   end
 
-  -- Returns where a lease stands in a state; nil if it does not.
+  -- Returns the position of a lease in a state, or nil.
   local function find_lease(state, birth, number)
     local size = #state
     if size < 48 or fmod(size, 24) ~= 0 then
@@ -358,7 +358,7 @@ local function giving_back()
       return nil
     end
     local packed_number, place = pack("<d", number), 24
-    repeat -- these eight bytes may be part of other numbers, too
+    repeat -- these eight bytes may also be parts of two other numbers
       place = string.find(state, packed_number, place + 1, true)
       if not place then
         return nil
@@ -384,7 +384,7 @@ local function giving_back()
     return pack("<ddd", birth, latest, count - back) .. leases, unpack("<d", leases, #leases - 23)
   end
 
-  -- Returns leases after one of them was renewed, and when the last one ends; nil if it has ended or was given back.
+  -- Returns leases after one of them was renewed, and the end of the last one; nil if the lease ended or was given back.
   local function renew_lease(state, now, lease, birth, number)
     local place = find_lease(state, birth, number)
     if not place then
@@ -397,7 +397,7 @@ local function giving_back()
       return nil
     end
     lease_end = max(lease_end, time + lease)
-    while unpack("<d", state, first) <= time do -- ends at this lease, if not before
+    while unpack("<d", state, first) <= time do -- ends at this lease at the latest
       count = count - select(3, unpack("<ddd", state, first))
       first = first + 24
     end
@@ -409,11 +409,11 @@ local function giving_back()
       .. pack("<ddd", lease_end, number, units) .. sub(state, last), newest
   end
 
-  -- Returns how much of a bucket is left in so many ticks from a time, and how much of that is then a receipt's.
+  -- Returns the level of a bucket some ticks after a time, and the part of it that belongs to a receipt.
   local function left_of_bucket(ticks, level, time, refunded, later, cost, level_before, at, refunded_before, n, d, held)
     local left = max(0, level - n * (later - time + ticks))
-    -- Only the first product may pass 2^53. What was there before the hold and what it took fit into the burst together,
-    -- which does not: so gone is then more than cost * d, exact or not, and nothing is given back.
+    -- Only the first product may pass 2^53. The level before the hold plus the hold fit into the burst, which is below 2^53.
+    -- So in that case gone is more than cost * d, exact or not, and nothing is given back.
     local gone = n * (later - at + ticks) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
     return left, min(left, max(0, cost * d - max(0, gone)))
   end
@@ -436,7 +436,7 @@ local function giving_back()
       return ""
     end
     if cost == held and level == level_before + held * d and time == at and refunded == refunded_before then
-      -- Nothing has happened since the hold: back to the state before it.
+      -- Nothing happened since the hold: restore the state before it.
       level, time = level_before + n * (at - time_before), time_before
     else
       level, refunded = level - back, refunded + back
@@ -448,7 +448,7 @@ local function giving_back()
     return after, (time * tick - now) + ceil(level / n) * tick
   end
 
-  -- The same of a sliding window, and when its newest bucket begins.
+  -- The same for a sliding window, and the start of its newest bucket.
   local function refund_sliding(state, cost, width, birth, index, held)
     local size = #state
     if size < 32 or fmod(size, 16) ~= 0 then
@@ -481,11 +481,11 @@ local function giving_back()
     return pack("<dd", birth, count - back) .. buckets, unpack("<d", buckets, #buckets - 15) * width
   end
 
-  -- As a decide, in the place of a receipt's units. The time is read from the state that has them: by a clock that went back,
+  -- Like decide, in exchange for the units of a receipt. The time is read from the state that has them: if the clock went back,
   -- units must not move to an earlier time.
   move = function(kind, key, now, cost, birth, a, b, c, d, ...)
     local decide, state = DECIDE[kind] or decider(kind), call("GET", key)
-    -- What a refusal shows. It also makes sure that the state is one, and the time in the windows that were sent.
+    -- The result in case of a refusal. This also checks the state, and that the time is in the windows in the request.
     local _, remaining_as_is, _, reset_as_is, lag_as_is = decide(key, now, 0, birth, false, a, b, c, d, state)
     if kind == CONCURRENT and cost > 0 then
       local after, newest
@@ -504,12 +504,12 @@ local function giving_back()
     local at, start, edge, last, after_refund = now, b, c, d, nil
     if kind == BUCKET then
       if n ~= b or parts ~= c or burst ~= a then
-        -- Units of another shape stay where they are, and drain away: no one could say how long to wait for both.
+        -- Units of other parameters stay and drain: the waiting time for both would not be exact.
         return decide(key, now, cost, birth, false, a, b, c, d, state)
       end
       local _, _, time = unpack("<ddd", state)
       at = max(now, time * d)
-      after_refund = refund_bucket(state, at, MAX_UNITS, d, ...) -- all that the receipt names
+      after_refund = refund_bucket(state, at, MAX_UNITS, d, ...) -- all units of the receipt
     elseif kind == SLIDING then
       at = max(now, unpack("<d", state, #state - 15) * b)
       after_refund = refund_sliding(state, MAX_UNITS, b, ...)
@@ -543,8 +543,8 @@ local function giving_back()
     if kind ~= BUCKET then
       retry_after = retry_after and retry_after + at - now
     elseif after_refund then
-      -- From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is as
-      -- long as if nothing were given back.
+      -- At some point the bucket drains the units that would be given back, so waiting for them gains nothing. Then the wait
+      -- is as long as without giving back.
       local _, level, time, refunded = unpack("<dddd", state)
       local left, back = left_of_bucket(
         retry_after, level, time, refunded, max(floor(now / d), time), held, level_before, held_at, refunded_before, n,
@@ -615,7 +615,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   local reply, after, counted_for, as_before = {}, {}, {}, {}
   local refused, beyond = false, operation == RECORD
   local own_cost, numbers, receipts = cost, 0, rules
-  local place = 28 + 33 * rules -- of the next rule's own cost and receipt, if they have them
+  local place = 28 + 33 * rules -- position of the next rule's cost and receipt, if present
   for i = 1, rules do
     local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
     if cost < 0 then
@@ -648,7 +648,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
     end
   end
   if refused then
-    -- A rule that would have admitted shows what it has left without this call.
+    -- A rule that would have admitted reports its remaining units without this call.
     for i = 1, rules do
       if string.byte(reply[i]) % 2 == 1 then
         local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)

@@ -1,20 +1,21 @@
-"""What is sent to a server for some calls, over which connection, and how the replies are read.
+"""Connections to a server, and the commands and replies of a batch of calls.
 
-All requests of a batch are one call of the script; in a cluster one per slot, sent together.
+All calls of a batch are one command; in a cluster one command per slot, sent together.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hiredis import Reader
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, RedisError
 
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.redis.codec import ASKING, ScriptCall, call_by_name, call_by_text
+from headgate.stores.redis.cluster_operations import slot_of
+from headgate.stores.redis.codec import ASKING, BY_SHA, BY_SOURCE, ScriptCall, script_command
 from headgate.stores.redis.endpoint import (
     AsyncConnection,
     Connection,
@@ -24,7 +25,6 @@ from headgate.stores.redis.endpoint import (
     socket_of,
     streams_of,
 )
-from headgate.stores.redis.flows import slot_of
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.peer import PENDING, Conversation
 from headgate.stores.remote.polling import Poller
@@ -33,29 +33,29 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class RedisMessage(NamedTuple):
-    """Commands that are sent together, and how many replies there are to them."""
+    """Commands that are sent together, and the number of their replies."""
 
     commands: bytes
     replies: int
 
 
 class Command(NamedTuple):
-    """A request that is no call of the script; the reply to it is the server's."""
+    """A request other than a call of the script."""
 
     packed: bytes
 
 
 class AskingCall(ScriptCall):
-    """A request to a node of a cluster to which its slot is just on its way."""
+    """A call to a node to which the slot is being moved."""
 
     __slots__ = ()
 
 
 class Redirected(StoreUnavailable):
-    """A node of a cluster has done nothing, and named another.
+    """A node of a cluster named another node for a slot, and did nothing.
 
     Attributes:
-        error: What it said.
+        error: The node's reply.
     """
 
     def __init__(self, error: AskError) -> None:
@@ -101,17 +101,17 @@ class RedisPeer:
 
     def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         requests = [call.request for call in calls]
-        [reply] = yield RedisMessage(call_by_name(requests), 1)
+        [reply] = yield RedisMessage(script_command(BY_SHA, requests), 1)
         if isinstance(reply, NoScriptError):
-            # A new server, or one after SCRIPT FLUSH: nothing was done yet.
-            [reply] = yield RedisMessage(call_by_text(requests), 1)
+            # A new server, or one after SCRIPT FLUSH; it did nothing.
+            [reply] = yield RedisMessage(script_command(BY_SOURCE, requests), 1)
         return self._answer(calls, reply)
 
     def _answer(self, calls: Sequence[RemoteCall], reply: Any) -> list[RemoteCall]:
-        """Answer the calls of one command, and return those that leave again with what the server has said they need.
+        """Answer the calls of one command, and return the calls to send again with other calendar windows.
 
         Raises:
-            RedisError: The server is no longer the primary, so that the next call looks for that anew.
+            RedisError: The server is no longer the primary; the connection is closed, and the next one finds the primary.
         """
         again: list[RemoteCall] = []
         demoted: RedisError | None = None
@@ -128,15 +128,15 @@ class RedisPeer:
                 if is_read_only(own):
                     demoted = own
         if demoted is not None:
-            raise demoted  # itself: to what follows on this connection it means the same
+            raise demoted  # the same error for the batches that follow on this connection
         return again
 
 
 class NodePeer(RedisPeer):
-    """A node of a cluster, which has only some of the slots. Each slot is a command of its own, sent together."""
+    """A node of a cluster, which has only some of the slots. Each slot has a separate command; all are sent together."""
 
     def failure(self, cause: BaseException) -> StoreError:
-        # `MovedError` is one too.
+        # `MovedError` is a subclass.
         return Redirected(cause) if isinstance(cause, AskError) else super().failure(cause)
 
     def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
@@ -145,29 +145,31 @@ class NodePeer(RedisPeer):
             request = call.request
             group = id(call) if isinstance(request, Command) else (slot_of(request), type(request))
             groups.setdefault(group, []).append(call)
-        pending, packed, again = list(groups.values()), call_by_name, list[RemoteCall]()
+        pending, opening, again = list(groups.values()), BY_SHA, list[RemoteCall]()
         while pending:
-            commands = [_command(some, packed) for some in pending]
+            commands = [_command(opening, some) for some in pending]
             replies = iter((yield RedisMessage(b"".join(commands), sum(map(_replies, pending)))))
             forgotten = []
             for some in pending:
-                reply = [next(replies) for _ in range(_replies(some))][-1]  # the one before is that to ASKING
+                reply = [next(replies) for _ in range(_replies(some))][
+                    -1
+                ]  # the first of two is the reply to ASKING
                 if isinstance(reply, NoScriptError):
                     forgotten.append(some)
                 elif isinstance(some[0].request, Command) and not isinstance(reply, RedisError):
                     again += self._answer(some, [reply])
                 else:
                     again += self._answer(some, reply)
-            pending, packed = forgotten, call_by_text
+            pending, opening = forgotten, BY_SOURCE
         return again
 
 
-def _command(group: Sequence[RemoteCall], packed: Callable[[Sequence[ScriptCall]], bytes]) -> bytes:
+def _command(opening: bytes, group: Sequence[RemoteCall]) -> bytes:
     first = group[0].request
     if isinstance(first, Command):
         return first.packed
     asking = ASKING if isinstance(first, AskingCall) else b""
-    return asking + packed([call.request for call in group])
+    return asking + script_command(opening, [call.request for call in group])
 
 
 def _replies(group: Sequence[RemoteCall]) -> int:
@@ -175,9 +177,9 @@ def _replies(group: Sequence[RemoteCall]) -> int:
 
 
 class RedisWire:
-    """A connection for threads: one of redis-py, of which only the socket is used once it is connected.
+    """A connection for threads. redis-py opens it; then only its socket is used.
 
-    redis-py would wait for each part of a reply as long as for a whole one.
+    redis-py would apply the timeout to each part of a reply instead of the whole reply.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -192,7 +194,7 @@ class RedisWire:
 
     def is_over(self) -> bool:
         try:
-            # A server that was restarted has closed it; anything else would be unasked for.
+            # Either the server closed the connection, or it sent data that was not requested.
             self._socket.recv(1)
         except _NOT_NOW:
             return False
@@ -217,7 +219,7 @@ class RedisWire:
             except _NOT_NOW:
                 return PENDING
             if not data:
-                raise ConnectionResetError("the server has closed the connection")
+                raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not False:
                 self._replies.append(reply)
@@ -236,9 +238,9 @@ class RedisWire:
 
 
 class AsyncRedisWire:
-    """A connection for tasks: one of redis-py, of which only the streams are used once it is connected.
+    """A connection for tasks. redis-py opens it; then only its streams are used.
 
-    What redis-py does around a command and its reply takes as long as a decision.
+    The rest of redis-py takes as long for a command and its reply as the server takes for a decision.
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -249,7 +251,7 @@ class AsyncRedisWire:
 
     async def is_over(self) -> bool:
         stream = self._stream
-        # Whatever has come was not asked for, so the connection is of no use; the buffer has no public name.
+        # Data in the buffer was not requested, so the connection cannot be used. The buffer has no public name.
         return stream.at_eof() or bool(stream._buffer) or stream.exception() is not None  # type: ignore[attr-defined]
 
     def send(self, message: RedisMessage) -> None:
@@ -262,11 +264,11 @@ class AsyncRedisWire:
             while (reply := self._reader.gets()) is False:
                 data = await self._stream.read(65536)
                 if not data:
-                    raise ConnectionResetError("the server has closed the connection")
+                    raise ConnectionResetError("the server closed the connection")
                 self._reader.feed(data)
             replies.append(reply)
         if not self._expected and self._reader.gets() is not False:
-            raise InvalidResponse("there are more replies than commands")
+            raise InvalidResponse("more replies than commands")
         return replies
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The script that decides, and its name in the server."""
+"""The source of the script `gate.lua` and its SHA-1."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ SOURCE = resources.files(__package__).joinpath("gate.lua").read_bytes()
 """The text of `gate.lua`."""
 
 SHA = sha1(SOURCE, usedforsecurity=False).hexdigest().encode()
-"""What EVALSHA calls it by."""
+"""The argument of EVALSHA."""

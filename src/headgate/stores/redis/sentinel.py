@@ -1,12 +1,13 @@
-"""Connections to the primary that Sentinels name, whichever server that is at the moment of connecting.
+"""Connections to the primary that Sentinels name.
 
-A connection asks the Sentinels, one after the other, where the primary is, and then connects there. When a primary dies or
-is demoted its connections end, and the next ones find its successor. Nothing is kept between two connections but which
-Sentinel answered last, so threads, event loops and forks need no care.
+A connection asks one Sentinel after the other for the address of the primary, and then connects to it. If a primary fails
+or is demoted, its connections end, and new ones find its successor. Connections share only the order of the Sentinels, so
+they are safe with threads, event loops and forks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,10 +22,10 @@ class Sentinels:
     """The Sentinels that watch a primary.
 
     Args:
-        addresses: Where they are.
-        service: What they call the primary.
-        settings: How to log in to them: arguments of redis-py's connections.
-        is_tls: Whether they are reached over TLS.
+        addresses: Their addresses.
+        service: Their name for the primary.
+        settings: Arguments of redis-py's connections, such as credentials.
+        is_tls: Whether to use TLS.
     """
 
     def __init__(
@@ -36,68 +37,44 @@ class Sentinels:
         self._is_tls = is_tls
 
     def ask(self, timeout: float) -> Address:
-        """Return where the primary is; all Sentinels together have so many seconds to say.
+        """Return the address of the primary; `timeout` is for all Sentinels together.
 
         Raises:
-            RedisError: None of them can be asked, or none knows.
+            RedisError: No Sentinel answered with an address.
         """
         kind = redis.connection.SSLConnection if self._is_tls else redis.connection.Connection
+        share = timeout / len(self._addresses)  # a Sentinel that hangs must leave time for the others
+        times = {"socket_timeout": share, "socket_connect_timeout": share}
         failures: list[str] = []
-        for address in self._addresses:
-            connection: Any = kind(**self._arguments(address, timeout))
+        for host, port in self._addresses:
+            connection: Any = kind(**{**self._settings, **times, "host": host, "port": port, "protocol": 2})
             try:
                 connection.connect()
                 connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-                return self._found(address, connection.read_response())
+                reply = connection.read_response()
             except (RedisError, OSError) as error:
-                failures.append(f"{address[0]}:{address[1]}: {error}")
+                failures.append(f"{host}:{port}: {error}")
+                continue
             finally:
                 connection.disconnect()
-        raise self._failure(failures)
-
-    async def ask_async(self, timeout: float) -> Address:
-        """As `ask`, for coroutines."""
-        kind = redis.asyncio.connection.SSLConnection if self._is_tls else redis.asyncio.connection.Connection
-        failures: list[str] = []
-        for address in self._addresses:
-            connection: Any = kind(**self._arguments(address, timeout))
-            try:
-                await connection.connect()
-                await connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
-                return self._found(address, await connection.read_response())
-            except (RedisError, OSError) as error:
-                failures.append(f"{address[0]}:{address[1]}: {error}")
-            finally:
-                await connection.disconnect(nowait=True)
-        raise self._failure(failures)
-
-    def _arguments(self, address: Address, timeout: float) -> dict[str, Any]:
-        # One that hangs must leave time for the others.
-        share = timeout / len(self._addresses)
-        place = {"host": address[0], "port": address[1], "protocol": 2}
-        return {**self._settings, **place, "socket_timeout": share, "socket_connect_timeout": share}
-
-    def _found(self, sentinel: Address, reply: Any) -> Address:
-        if reply is None:
-            raise RedisError(f"it knows no primary called {self.service!r}")
-        # The next connection begins with the Sentinel that has answered.
-        others = tuple(address for address in self._addresses if address != sentinel)
-        self._addresses = (sentinel, *others)
-        host, port = reply
-        return host.decode() if isinstance(host, bytes) else str(host), int(port)
-
-    def _failure(self, failures: list[str]) -> RedisError:
-        return redis.ConnectionError(f"no Sentinel has named the primary: {'; '.join(failures)}")
+            if reply is not None:
+                # The next connection asks the Sentinel first that answered last.
+                others = tuple(address for address in self._addresses if address != (host, port))
+                self._addresses = ((host, port), *others)
+                primary = reply[0].decode() if isinstance(reply[0], bytes) else str(reply[0])
+                return primary, int(reply[1])
+            failures.append(f"{host}:{port}: it knows no primary named {self.service!r}")
+        raise redis.ConnectionError(f"no Sentinel named the primary: {'; '.join(failures)}")
 
 
 class _Finding:
-    """A connection whose host is found when it connects."""
+    """A connection that asks for its host when it connects."""
 
     host: str
     port: int
 
     def __init__(self, *, sentinels: Sentinels, socket_connect_timeout: float, **settings: Any) -> None:
-        # Of the connection that this is mixed into.
+        # The class of redis-py that this is mixed into.
         super().__init__(socket_connect_timeout=socket_connect_timeout, **settings)  # type: ignore[call-arg]
         self._sentinels = sentinels
         self._patience = socket_connect_timeout
@@ -111,7 +88,7 @@ class _FindingInThread(_Finding):
 
 class _FindingInTask(_Finding):
     async def connect(self) -> None:
-        self.host, self.port = await self._sentinels.ask_async(self._patience)
+        self.host, self.port = await asyncio.to_thread(self._sentinels.ask, self._patience)
         await super().connect()  # type: ignore[misc]
 
 

@@ -1,8 +1,8 @@
-"""The store on a Redis or Valkey server: exact, and shared by everybody who can reach it.
+"""The store on a Redis or Valkey server: exact, and shared by all processes that can reach it.
 
-One script decides all rules of a request where the states are (`gate.lua`), by the server's clock. This module ties the
-parts together: what is said (`flows`, `codec`), to whom (`endpoint`, `cluster`), and over which connections (`peer`, and the
-engine that all stores over a network share).
+One script on the server decides all rules of a request (`gate.lua`), by the server's clock. This module puts the parts
+together: the encoding (`operations`, `codec`), the addresses (`endpoint`, `cluster`), the connections (`peer`), and the
+engine that all network stores share (`stores/remote`).
 """
 
 from __future__ import annotations
@@ -10,45 +10,40 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TypeVar, cast
+from typing import cast
 
 from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
 from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
-from headgate.costs import Costs
 from headgate.errors import ConfigError
-from headgate.keys import Key, note_key
+from headgate.keys import note_key, storage_keys
 from headgate.rules import Rule
 from headgate.stores.base import (
-    Answer,
     AsyncGate,
     AsyncNotes,
     Gate,
     Guarantees,
-    Receipts,
     check_deadline,
     check_note,
     note_bytes,
     note_text,
 )
 from headgate.stores.redis import codec, eviction
-from headgate.stores.redis.cluster import ClusterEncoder, ClusterRouter, Nodes, TaskCluster, ThreadCluster
-from headgate.stores.redis.codec import Reply, ScriptCall, Tag
+from headgate.stores.redis.cluster import ClusterRouter, Nodes, TaskCluster, ThreadCluster
+from headgate.stores.redis.cluster_operations import ClusterOperations, Tag
+from headgate.stores.redis.codec import Reply, ScriptCall
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
-from headgate.stores.redis.flows import Flow, Flows, single
+from headgate.stores.redis.operations import RedisOperations
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
 from headgate.stores.remote._async.gate import AsyncRemoteGate
 from headgate.stores.remote._sync.gate import RemoteGate
-from headgate.stores.remote.encoding import EncodedRequest, RequestEncoder
+from headgate.stores.remote.encoding import RequestEncoder
 from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
-from headgate.stores.request import Request
-
-T = TypeVar("T")
 
 logger = logging.getLogger("headgate")
 
@@ -56,9 +51,11 @@ DEFAULT_DEADLINE = 1.0
 """Seconds."""
 
 INSPECT_SECONDS = 60.0
-"""Least time between two inspections of a server's settings."""
+"""Minimum time between two inspections of a server's settings."""
 
-_MAY_LOSE = "nothing when a client dies. When the server does, what it had not written to disk or replicated"
+_MAY_LOSE = (
+    "nothing if a client crashes; if the server crashes, counts that were not yet on disk or replicated"
+)
 
 
 class RedisStore(RemoteStore):
@@ -66,21 +63,21 @@ class RedisStore(RemoteStore):
 
     Args:
         target: A URL (`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`; `redis+sentinel://` and
-            `redis+cluster://`, see `urls`), or a client of redis-py, of which the address, the login and the settings of TLS
-            are taken. Connections are the store's own: no pool is shared.
-        namespace: Part of the identity of what is counted, for several applications on one server.
-        deadline: Seconds after which a call is given up, with `StoreUnavailable`.
-        clock: Where time comes from, instead of the server's clock.
-        cluster: Whether the server is a node of a cluster; its URL or client may say so itself.
-        hash_tag: In a cluster, what lies in one slot: `"key"`, all rules of a limiter that count by the same key, or
-            `"limiter"`, everything that a limiter counts.
+            `redis+cluster://`, see `urls`), or a client of redis-py. The store uses the client's address, credentials and
+            TLS settings, but opens separate connections.
+        namespace: Separates the states of several applications on one server.
+        deadline: Seconds after which a call fails with `StoreUnavailable`.
+        clock: The clock to use instead of the server's.
+        cluster: Whether the server is a node of a cluster; not needed if the URL or client is a cluster's.
+        hash_tag: In a cluster, the states that share a slot: `"key"` for all rules of a limiter with the same key, or
+            `"limiter"` for all states of a limiter.
 
-    Threads, tasks, event loops and processes may share a store; one that was made before a fork connects anew.
+    Threads, tasks, event loops and processes may share a store; after a fork, the child opens new connections.
 
-    In a cluster, rules of one request that lie in several slots are charged one after the other, and refunded if a later
-    one refuses: in between, others may see units that are then given back, and a client that dies there leaves them
-    counted until they expire. A hold over several slots can be neither confirmed nor renewed: that is a `ConfigError`. With
-    `hash_tag="limiter"`, or where all rules count by the same key, none of this can happen.
+    In a cluster, rules of one request whose states are in several slots are charged one after the other, and refunded if a
+    later one refuses. Until then other callers see the units as taken, and if the client crashes they stay counted until
+    they expire. A hold over several slots can be neither confirmed nor renewed: that raises `ConfigError`. None of this
+    applies with `hash_tag="limiter"`, or if all rules count by the same key.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class RedisStore(RemoteStore):
         place = place_of(target)
         tag = place.hash_tag or hash_tag
         if tag not in ("key", "limiter"):
-            raise ConfigError(f"hash_tag is 'key' or 'limiter', not {tag!r}")
+            raise ConfigError(f"hash_tag must be 'key' or 'limiter', not {tag!r}")
         self.endpoint = place.endpoint
         self.namespace = check_text("namespace=", namespace, 0)
         self.deadline = check_deadline(deadline)
@@ -108,18 +105,24 @@ class RedisStore(RemoteStore):
         self._inspected_at = -math.inf
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
-        router = ClusterRouter(self.endpoint)
-        self._thread_cluster = ThreadCluster(router, self._threads)
-        self._task_cluster = TaskCluster(router, self._tasks)
+        self._router = ClusterRouter(self.endpoint)
+        self._thread_cluster = ThreadCluster(self._threads)
+        self._task_cluster = TaskCluster(self._tasks)
+
+    async def aclose(self) -> None:
+        """Close all connections; those of other event loops as soon as these run."""
+        self.is_closed = True
+        await self._task_cluster.aclose()
+        await super().aclose()
 
     @property
     def guarantees(self) -> Guarantees:
-        """What this store keeps and what it cannot."""
+        """The guarantees of this store."""
         if self._evicts is None:
-            evicted = "; and single keys at any time, if its maxmemory-policy is not noeviction"
+            evicted = "; single keys at any time, unless its maxmemory-policy is noeviction"
         else:
             evicted = (
-                f"; and single keys at any time: its maxmemory-policy is {self._evicts}"
+                f"; single keys at any time, because its maxmemory-policy is {self._evicts}"
                 if self._evicts
                 else ""
             )
@@ -128,7 +131,7 @@ class RedisStore(RemoteStore):
         )
 
     def inspect_server(self) -> None:
-        """Find out what else is to be known of the server; part of `ping`, but only once a minute."""
+        """Read the server's eviction policy, at most once a minute; part of `ping`."""
         if self._may_inspect():
             self._note_eviction(eviction.ask(self.endpoint, self.deadline))
 
@@ -138,7 +141,7 @@ class RedisStore(RemoteStore):
             self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
 
     def _may_inspect(self) -> bool:
-        """Return whether the last inspection, which takes a connection, was long ago."""
+        """Return whether an inspection is due; each takes a connection."""
         is_due = time.monotonic() - self._inspected_at >= INSPECT_SECONDS
         if is_due:
             self._inspected_at = time.monotonic()
@@ -147,7 +150,7 @@ class RedisStore(RemoteStore):
     def _note_eviction(self, policy: str | None) -> None:
         if policy and policy != self._evicts:
             logger.warning(
-                "%s drops keys when it is full (maxmemory-policy %s), and so forgets what was counted; set noeviction",
+                "%s evicts keys when its memory is full (maxmemory-policy %s), which resets limits; set noeviction",
                 self.endpoint.name,
                 policy,
             )
@@ -159,23 +162,23 @@ class RedisStore(RemoteStore):
         return self
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
+        """Return the gate of these rules; its calls fail after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
-        self.endpoint.connection(seconds)  # fails here rather than at the first call
+        self.endpoint.connection(seconds)  # raises now rather than at the first call
         engine = self._thread_cluster if self._is_cluster else self._threads.at(self.endpoint)
         return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
-        """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
+        """Return the gate of these rules; its calls fail after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
-        self.endpoint.async_connection(seconds)  # fails here rather than at the first call
+        self.endpoint.async_connection(seconds)  # raises now rather than at the first call
         engine = self._task_cluster if self._is_cluster else self._tasks.at(self.endpoint)
         return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
-        """See `AsyncNotes.note`. The time is the server's, whatever `clock` the store has."""
+        """See `AsyncNotes.note`. The server's clock is used, even if the store has a `clock`."""
         lasting = check_note(name, text, seconds)
         return note_text(
             await self._ask(codec.note(note_key(self.namespace, name), note_bytes(text), lasting))
@@ -189,48 +192,13 @@ class RedisStore(RemoteStore):
     async def _ask(self, request: ScriptCall) -> Reply:
         due = time.monotonic() + self.deadline
         if self._is_cluster:
-            return await self._task_cluster.call(single(request), due)
+            return await self._task_cluster.call(self._router.send(request), due)
         return await self._tasks.at(self.endpoint).call(request, due)
 
     def _peer(self, endpoint: RedisEndpoint) -> RedisPeer:
         return NodePeer(endpoint) if self._is_cluster else RedisPeer(endpoint)
 
     def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> RequestEncoder:
-        flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)
-        return ClusterEncoder(flows) if self._is_cluster else RedisEncoder(flows)
-
-
-class RedisEncoder:
-    """Encodes the operations of a limiter's gate for a single server; see `RequestEncoder`."""
-
-    def __init__(self, flows: Flows) -> None:
-        self._flows = flows
-
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
-        if request.operation == "record":
-            return _only(self._flows.ask(request))
-        return self._flows.question(request)
-
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
-        return _only(self._flows.refund(receipts, cost, now))
-
-    def reset(self, key: Key | None) -> EncodedRequest[None]:
-        return _only(self._flows.reset(key))
-
-
-def _only(flow: Flow[T]) -> EncodedRequest[T]:
-    """Return the one request of a flow that has no more."""
-
-    def read(reply: Reply) -> T:
-        try:
-            flow.send(reply)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        raise AssertionError("it had another request")
-
-    try:
-        return next(flow), read
-    except StopIteration as stop:
-        result: T = stop.value
-        return None, lambda _: result
+        if self._tag is not None:
+            return ClusterOperations(limiter, rules, self.namespace, self._tag, self.clock, self._router.send)
+        return RedisOperations(rules, storage_keys(self.namespace, limiter, rules), self.clock)

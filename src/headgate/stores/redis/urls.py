@@ -1,10 +1,10 @@
 """URLs of several servers: Sentinels that name a primary, and nodes of a cluster.
 
-redis+sentinel://user:password@host:26379,other:26379/primary/0    the primary that these Sentinels call so, and its database
-redis+cluster://user:password@host:6379,other:6379                 a cluster, by any of its nodes; ?hash_tag=limiter
+redis+sentinel://user:password@host:26379,other:26379/primary/0    Sentinels, their name for the primary, and a database
+redis+cluster://user:password@host:6379,other:6379                 some nodes of a cluster; ?hash_tag=limiter
 
-Both begin with rediss, valkey or valkeys as well; with TLS, Sentinels are reached over it too. The ports 26379 and 6379 may
-be left out. A login for Sentinels themselves is `?sentinel_username=…&sentinel_password=…`; other options are redis-py's.
+`rediss`, `valkey` and `valkeys` work as well; with TLS, Sentinels use it too. The default ports are 26379 and 6379. The
+credentials for Sentinels are `?sentinel_username=…&sentinel_password=…`; other options are those of redis-py.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 
 
 class Place(NamedTuple):
-    """Where to count.
+    """The target of a store.
 
     Attributes:
         endpoint: The server; of a cluster, one of its nodes.
         is_cluster: Whether it is a cluster.
-        hash_tag: What the URL says that lies in one slot, if it does.
+        hash_tag: The `hash_tag` option of the URL, or `None`.
     """
 
     endpoint: RedisEndpoint
@@ -44,10 +44,10 @@ class Place(NamedTuple):
 
 
 def place_of(target: Target) -> Place:
-    """Return where a URL or a client of redis-py leads.
+    """Return the target of a URL or a client of redis-py.
 
     Raises:
-        ConfigError: It is neither; nothing of a URL is in the message, for it may have a password.
+        ConfigError: The target is not valid. The message does not contain the URL, which may have a password.
     """
     kind = target.partition("://")[0].lower().partition("+") if isinstance(target, str) else ("", "", "")
     if isinstance(target, str) and kind[2] in _PORTS and kind[0] in SCHEMES and kind[0] != "unix":
@@ -55,7 +55,7 @@ def place_of(target: Target) -> Place:
         try:
             parts = urlsplit(target)
             addresses = _addresses(parts, _PORTS[kind[2]])
-        except ValueError:  # not chained: its text may have a part of the password in it
+        except ValueError:  # not chained: its text may contain a part of the password
             raise ConfigError(f"the {kind[0]}+{kind[2]}:// URL cannot be read; {example}") from None
         return (_sentinel if kind[2] == "sentinel" else _cluster)(kind[0], parts, addresses)
     return Place(RedisEndpoint.of(target))
@@ -65,7 +65,7 @@ def _sentinel(scheme: str, parts: SplitResult, addresses: tuple[Address, ...]) -
     service, _, database = parts.path.strip("/").partition("/")
     if not service or not (database or "0").isdigit():
         raise ConfigError(
-            f"a Sentinel's URL has the name of the primary as its path, and a database; {_SENTINEL}"
+            f"the path of a Sentinel URL is the name of the primary and a database; {_SENTINEL}"
         )
     service = unquote(service)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -99,7 +99,7 @@ def _sentinel(scheme: str, parts: SplitResult, addresses: tuple[Address, ...]) -
 
 def _cluster(scheme: str, parts: SplitResult, addresses: tuple[Address, ...]) -> Place:
     if parts.path.strip("/") not in ("", "0"):
-        raise ConfigError(f"a cluster has one database, 0, so its URL has no path; {_CLUSTER}")
+        raise ConfigError(f"a cluster has only database 0, so its URL has no path; {_CLUSTER}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     hash_tag = options.pop("hash_tag", None)
     endpoint = _endpoint(scheme, parts, addresses[0], "/0", options)
@@ -110,7 +110,7 @@ def _cluster(scheme: str, parts: SplitResult, addresses: tuple[Address, ...]) ->
 def _endpoint(
     scheme: str, parts: SplitResult, address: Address, path: str, options: dict[str, str]
 ) -> RedisEndpoint:
-    """Return the endpoint of a single server, with the login and the options of a URL of several."""
+    """Return the endpoint of one server of a URL, with its credentials and options."""
     login, at, _ = parts.netloc.rpartition("@")
     query = f"?{urlencode(options)}" if options else ""
     return RedisEndpoint.of_url(f"{scheme}://{login}{at}{_names((address,))}{path}{query}")
@@ -122,7 +122,7 @@ def _names(addresses: tuple[Address, ...]) -> str:
 
 def _addresses(parts: SplitResult, default_port: int) -> tuple[Address, ...]:
     login, _, hosts = parts.netloc.rpartition("@")
-    if "@" in login:  # one login is for all
+    if "@" in login:  # the credentials are the same for all hosts
         raise ValueError
     return tuple(_address(text, default_port) for text in hosts.split(","))
 

@@ -225,12 +225,12 @@ class Batcher:
     def cannot_connect(self, cause: BaseException) -> None:
         """Fail all waiting calls, because connecting failed."""
         self._connect_due = _NEVER
-        self.fail_waiting(cause)
-
-    def fail_waiting(self, cause: BaseException) -> None:
-        """Fail all calls that were not sent."""
         while self.waiting:
             self.waiting.popleft().fail(self._failure(cause))
+
+    def drop_abandoned(self) -> None:
+        """Drop the waiting calls whose callers are gone, unless they must be sent."""
+        self.waiting = deque(call for call in self.waiting if _is_wanted(call))
 
     def expire(self, now: float) -> bool:
         """Fail calls past their deadlines; return whether the connection is to be closed, because the server is silent.

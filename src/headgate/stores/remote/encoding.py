@@ -53,4 +53,4 @@ def release_request(
         receipts = decoder(reply)[1]
         return None if receipts is None else encoder.refund(receipts, request.cost, request.now)[0]
     except (HeadgateError, *FAILURES):
-        return None  # nothing was taken, or the reply is invalid
+        return None  # nothing was taken, or the reply is invalid and its caller is gone

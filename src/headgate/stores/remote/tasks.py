@@ -19,8 +19,6 @@ logger = logging.getLogger("headgate")
 TURNS = 5
 """Turns of the event loop within which everything that has arrived is read, however long they take."""
 
-ENDING = ConnectionAbortedError("the event loop is shutting down")
-
 
 class TaskCall(RemoteCall):
     """A call that a task waits for."""
@@ -146,16 +144,18 @@ class LoopEngine:
         """Queue a call. It is sent in the next turn of the event loop, together with all others of this turn."""
         self._batcher.add(call)
         if self._runner is None:
-            self._runner = self._loop.create_task(self._run())
+            self._start_runner()
         elif self._batcher.batches and self._batcher.may_send():
-            self._send_batches()
+            try:
+                self._send_batches()
+            except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
+                self._abort(cause)
         if self._batcher.alarm < self._timer_due:
             self._set_timer(call.since)
 
     async def aclose(self) -> None:
         """Wait for calls in progress, then close the connection."""
-        while self._runner is not None:
-            await asyncio.wait([self._runner])
+        await self._wait_for_calls()
         self._on_close()
         if self._keeper is not None:
             await self._keeper.aclose()
@@ -172,23 +172,34 @@ class LoopEngine:
             with contextlib.suppress(RuntimeError):  # it would have to wait
                 coroutine.close()
 
+    async def _wait_for_calls(self) -> None:
+        while self._runner is not None:
+            await asyncio.wait([self._runner])
+
+    def _start_runner(self) -> None:
+        self._runner = self._loop.create_task(self._run())
+        self._runner.add_done_callback(self._on_runner_end)
+
+    def _on_runner_end(self, runner: asyncio.Task[None]) -> None:
+        """Start another runner if calls are left, because this one was cancelled, perhaps before its first step."""
+        self._runner = None
+        if self._batcher.is_busy:
+            self._start_runner()
+
     async def _run(self) -> None:
         """Send and receive until no call is left."""
-        try:
-            if self._keeper is None:
-                self._keeper = self._keep()
-                await anext(self._keeper)
-            if self._wire is not None and await self._wire.is_over():
-                await self._hang_up()
-            while self._batcher.is_busy:
-                try:
-                    await self._step()
-                except asyncio.CancelledError:
-                    await self._on_cancelled()
-                except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
-                    await self._lose(cause)
-        finally:
-            self._runner = None
+        if self._keeper is None:
+            self._keeper = self._keep()
+            await anext(self._keeper)
+        if self._wire is not None and await self._wire.is_over():
+            await self._hang_up()
+        while self._batcher.is_busy:
+            try:
+                await self._step()
+            except asyncio.CancelledError:
+                await self._on_cancelled()
+            except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
+                await self._lose(cause)
 
     async def _step(self) -> None:
         """Connect, send, or receive one reply."""
@@ -216,11 +227,7 @@ class LoopEngine:
         while self._wire is not None and self._batcher.may_send():
             batch = self._batcher.next_batch(time.monotonic())
             if batch is not None and batch.conversation is not None:
-                try:
-                    self._wire.send(next(batch.conversation))
-                except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
-                    self._abort(cause)
-                    return
+                self._wire.send(next(batch.conversation))
 
     async def _connect(self) -> None:
         seconds = self._batcher.time_to_connect(time.monotonic())
@@ -238,11 +245,14 @@ class LoopEngine:
             self._runner.cancel()
 
     async def _on_cancelled(self) -> None:
-        cause, self._abort_cause = self._abort_cause, None
-        if cause is None:  # the event loop ends
-            self._batcher.fail_waiting(ENDING)
-            await self._lose(ENDING)
+        cause = self._abort_cause
+        if (
+            cause is None
+        ):  # by another task, or because the event loop ends; calls that were not sent get a new runner
+            self._batcher.drop_abandoned()
+            await self._lose(InterruptedError("a task of the event loop was cancelled during a call"))
             raise asyncio.CancelledError
+        self._abort_cause = None
         assert self._runner is not None
         self._runner.uncancel()
         if self._wire is None:
@@ -252,6 +262,7 @@ class LoopEngine:
 
     async def _lose(self, cause: BaseException) -> None:
         """Fail the calls that were sent, and close the connection."""
+        self._abort_cause = None
         self._batcher.lose(cause)
         await self._hang_up()  # last, because it may take a moment
 
@@ -283,10 +294,10 @@ class LoopEngine:
         try:
             yield
         finally:
+            await self._wait_for_calls()
             self._on_close()
             if self._timer is not None:
                 self._timer.cancel()
-            self._batcher.fail_waiting(ENDING)
             await self._hang_up()
 
 

@@ -109,7 +109,7 @@ class ThreadEngine:
     def tell(self, request: Any, due: float) -> None:
         """Send a request whose reply no caller waits for; the next call reads it."""
         call = ThreadCall(request, due, True, None, self._dispatcher.to_wake)
-        call.has_given_up = True
+        call.has_given_up = call.is_awake = True
         self._dispatcher.add(call)
 
     def close(self) -> None:
@@ -160,11 +160,11 @@ class ThreadDispatcher:
                 if call.state == OVER and not leads:
                     break
                 leads = self._step(call)
+            call.is_awake = True
+            self._wake_next()
         except BaseException:
             self._leave(call)
             raise
-        call.is_awake = True
-        self._wake_next()
 
     def add(self, call: ThreadCall) -> bool:
         """Queue a call, and send it if that is possible; return whether its thread leads."""
@@ -210,7 +210,8 @@ class ThreadDispatcher:
         now, wire = time.monotonic(), self._wire
         if not leads:
             # Calls that expire together fail together, when the first of their threads looks.
-            call.wakeup.wait(min(max(call.due, self._batcher.alarm), call.due + GRACE) - now)
+            due = max(call.due, now)
+            call.wakeup.wait(min(max(due, self._batcher.alarm), due + GRACE) - now)
             return
         seconds = min(self._batcher.alarm - now, LOOK_AGAIN)
         if self._connecting is not None:
@@ -225,11 +226,14 @@ class ThreadDispatcher:
         """
         while self.to_wake:
             try:
-                call = self.to_wake.popleft()
-            except IndexError:
+                call = self.to_wake[0]
+                is_awake = call.is_awake
+                if not is_awake:
+                    call.wakeup.set()
+                self.to_wake.remove(call)  # last: a signal handler may raise at any point
+            except (IndexError, ValueError):
                 return  # another thread was faster
-            if not call.is_awake:
-                call.wakeup.set()
+            if not is_awake:
                 return
 
     def _leave(self, call: ThreadCall) -> None:

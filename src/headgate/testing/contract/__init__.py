@@ -1,13 +1,13 @@
-"""The conformance kit: what every store must do, as tests that any store can run.
+"""The conformance kit: the requirements on every store, as tests that any store can run.
 
     class TestMyStore(StoreContract):
         def make_store(self) -> MyStore:
             return MyStore(self.folder / "counts")
 
-A store that reads a clock which can be given to it is tested a second time with `own_time = True`, and is then made with
-`clock=self.clock`. What the store's `guarantees` exclude is left out, and nothing else is.
+If the store accepts a clock, test it a second time with `own_time = True`, and create it with `clock=self.clock`. Tests of
+guarantees that the store does not declare are skipped; all others run.
 
-The clock of the contract is a fake one, so the tests never wait. Nothing in here is for one store only.
+The kit uses a fake clock, so the tests never wait. It contains nothing specific to one store.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class StoreContract(
     FeatureRaceTests,
     ProcessRaceTests,
 ):
-    """The conformance tests of a store. Subclass it and write `make_store`."""
+    """The conformance tests of a store. Subclass it and define `make_store`."""
 
 
 class AsyncStoreContract(
     NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, FeatureTests, ProcessRaceTests
 ):
-    """The conformance tests of an asynchronous store. Subclass it and write `make_store`, which returns an `AsyncStore`.
+    """The conformance tests of an asynchronous store. Subclass it and define `make_store`, which returns an `AsyncStore`.
 
-    It is the same contract: every call is awaited on an event loop, and the races are between tasks. A store that keeps
-    notes (`AsyncNotes`) is held to these too.
+    The contract is the same: every call is awaited on an event loop, and the races are between tasks. If the store keeps
+    notes (`AsyncNotes`), they are tested too.
     """

@@ -1,4 +1,4 @@
-"""What every part of the conformance kit stands on: a store to test, a clock, limiters over the two."""
+"""The base of all conformance tests: a store under test, a clock, and limiters."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Contract:
     """A store under test.
 
     Attributes:
-        own_time: Whether calls leave the time to the store, which `make_store` must then give `self.clock`. By default
-            the time goes with every call.
+        own_time: Whether the store reads the time itself; `make_store` must then pass it `self.clock`. By default every
+            call carries the time.
         kinds: The kinds of rates that the store counts.
-        missing_features: What else it cannot do yet.
-        effort: How many random examples each property tries, as a share of what the loaded Hypothesis profile says.
-        clock: The time, in either case.
-        folder: An empty folder of each test's own.
+        missing_features: Features that the store does not support yet.
+        effort: The number of random examples per property, as a fraction of the active Hypothesis profile's.
+        clock: The clock, in either case.
+        folder: A separate empty folder for each test.
     """
 
     own_time: ClassVar[bool] = False
@@ -43,11 +43,11 @@ class Contract:
     clock: FakeClock
 
     def make_store(self) -> Any:
-        """Return the store to be tested. Within one test, all that are made count together if the store is shared."""
-        raise NotImplementedError("return the store to be tested")
+        """Return the store to test. If the store is shared, all stores created in one test must count together."""
+        raise NotImplementedError("return the store to test")
 
     def dump(self) -> object:
-        """Return all that the store holds, in any form that can be compared; `None` if that is not possible."""
+        """Return the complete contents of the store in any comparable form; `None` if that is not possible."""
         return None
 
     @pytest.fixture(autouse=True)
@@ -60,13 +60,13 @@ class Contract:
 
     @cached_property
     def folder(self) -> Path:
-        """An empty folder of each test's own, made when it is first asked for."""
+        """A separate empty folder for each test, created on first access."""
         folder: Path = self._request.getfixturevalue("tmp_path")
         return folder
 
     @cached_property
     def store(self) -> Store:
-        """The store under test, made when it is first asked for."""
+        """The store under test, created on first access."""
         return self.open_store()
 
     def open_store(self) -> Store:
@@ -75,7 +75,7 @@ class Contract:
         return store
 
     def limiter(self, *rules: Rule, name: str | None = None, store: Store | None = None) -> Limiter:
-        """Return a limiter on the store; without a name, one that shares its counts with no other."""
+        """Return a limiter on the store; without a name, it gets a unique one and shares no counts."""
         return Limiter(
             *rules,
             name=name or secrets.token_hex(8),
@@ -86,32 +86,32 @@ class Contract:
     def rule(
         self, kind: str, limit: int, period_us: int = 60_000_000, *, burst: int | None = None, **options: Any
     ) -> Rule:
-        """Return a rule of some kind; a test for all kinds is left out for those that the store does not take."""
+        """Return a rule of a kind; skip the test if the store does not support this kind."""
         if kind not in self.kinds:
-            pytest.skip(f"this store does not take a {kind}")
+            pytest.skip(f"this store does not support {kind} rules")
         return make_rule(kind, Quota(limit, period_us, burst), **options)
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What the store can do besides counting rates."""
+        """The features of the store besides counting rates."""
         return ALL_FEATURES - self.missing_features
 
     def need(self, *features: Feature) -> None:
-        """Leave the test out if the store cannot do this yet."""
+        """Skip the test if the store does not support these features yet."""
         missing = set(features) & self.missing_features
         if missing:
-            pytest.skip(f"this store cannot do this yet: {', '.join(sorted(missing))}")
+            pytest.skip(f"not supported by this store yet: {', '.join(sorted(missing))}")
 
     def require(self, promise: str) -> None:
-        """Leave the test out if the store does not give this guarantee."""
+        """Skip the test if the store does not give this guarantee."""
         guarantees: Guarantees = self.store.guarantees
         if not getattr(guarantees, promise):
-            pytest.skip(f"not promised by this store: {promise}")
+            pytest.skip(f"not guaranteed by this store: {promise}")
 
     def for_all(self, examples: SearchStrategy[Any], check: Callable[[Any], None]) -> None:
-        """Try a property on random examples.
+        """Check a property on random examples.
 
-        Not `@given` on a method: one that several classes inherit would share its search between their stores.
+        Not `@given` on a method: classes that inherit the method would share one search between their stores.
         """
         profile = settings.get_profile(settings.get_current_profile_name())
         wanted = max(1, round(profile.max_examples * self.effort))

@@ -1,4 +1,4 @@
-"""An asynchronous store as a synchronous one: each call is awaited on an event loop of its own."""
+"""An asynchronous store as a synchronous one: each call is awaited on a private event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class BlockingStore:
-    """Makes the calls of an asynchronous store, one after the other, for one thread.
+    """Calls an asynchronous store, one call after the other, from one thread.
 
     Attributes:
         store: The asynchronous store.
@@ -37,14 +37,14 @@ class BlockingStore:
         return _BlockingGate(self, self.store.bind_async(limiter, rules, deadline=deadline))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something to its end on the loop."""
-        if self._process != os.getpid():  # a fork: the parent's loop is not ours to run, nor to close
+        """Run a coroutine to its end on the loop."""
+        if self._process != os.getpid():  # forked: the parent's loop must be neither run nor closed here
             self._process, self._runner = os.getpid(), asyncio.Runner()
-        # Not `Runner.run`, which changes the handler of SIGINT and back for each of these short calls.
+        # Not `Runner.run`, which replaces the handler of SIGINT for each of these short calls.
         return self._runner.get_loop().run_until_complete(work)
 
     def change_loop(self) -> None:
-        """Close the event loop and go on with another."""
+        """Close the event loop and continue with a new one."""
         self._runner.close()
         self._runner = asyncio.Runner()
 

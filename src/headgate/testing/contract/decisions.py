@@ -1,4 +1,4 @@
-"""What one call answers, and what it leaves behind."""
+"""The answer and the effects of a single call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DecisionTests(Contract):
 
     @each_kind
     def test_a_refusal_consumes_nothing(self, kind: str) -> None:
-        """Neither now nor at any of the times that the refusal named."""
+        """Neither now nor at any of the times in the refusal."""
         refused, twin = (self.limiter(self.rule(kind, 3)) for _ in range(2))
         for limiter in (refused, twin):
             limiter.hit("a", 2)
@@ -170,7 +170,7 @@ class DecisionTests(Contract):
             return [result.remaining for result in answer.results]
 
         assert remaining("ann", "north", 2) == [1, 2, 7]
-        assert remaining("bob", "north", 3) == [3, 2, 7]  # refused: the realm is too full
+        assert remaining("bob", "north", 3) == [3, 2, 7]  # refused: the realm has too few units left
         assert remaining("bob", "north", 1) == [2, 1, 6]
         assert remaining("ann", "south") == [1, 4, 6]
         limiter.reset({"user": "ann", "realm": "south"})
@@ -188,7 +188,7 @@ class DecisionTests(Contract):
         assert limiter.hit("a", 1).rule == "hour"
 
     def _is_honest(self, limiter: Limiter, key: Key, cost: int) -> None:
-        """Check that a refused call would be admitted exactly from the time on that the refusal names."""
+        """Check that a refused call is admitted from exactly the time in the refusal on."""
         refused = limiter.check(key, cost)
         assert not refused
         assert refused.retry_after_us is not None

@@ -1,4 +1,4 @@
-"""What stores do besides counting rates: units, moved holds, places, calendars, quotas of a call's own."""
+"""Store features besides counting rates: units, moved holds, places, calendars, quotas of single calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINUTE_US = 60_000_000
 PLACES = 5
 
 _Act = tuple[str, int, int]
-"""What happens, how long after the last act, and at what cost."""
+"""An operation, the time since the last one, and its cost."""
 
 _ACTS = st.lists(
     st.tuples(
@@ -186,7 +186,7 @@ class MoveTests(Contract):
         assert (limiter.check("a", 0), self.dump()) == before
 
     def test_waiting_to_confirm_is_honest_and_never_too_much(self) -> None:
-        """In any span of the period no more than the limit, by the times of the holds and by those of confirmation."""
+        """Check the limit over any span of the period, by the times of the holds and by the times of confirmation."""
         self.need("moves")
         rules = st.sampled_from([self.rule(kind, 8, buckets=7) for kind in self.kinds])
         self.for_all(st.tuples(rules, _ACTS), self._moves_are_honest)
@@ -195,9 +195,7 @@ class MoveTests(Contract):
         rule, acts = example
         self.clock.set_us(START_US)
         limiter = self.limiter(rule)
-        taken: list[
-            list[int]
-        ] = []  # of all units that were taken: time of the hold, time of the confirmation, how many
+        taken: list[list[int]] = []  # for all units taken: time of the hold, time of the confirmation, number
         holds: list[tuple[Hold, list[int]]] = []
         for what, wait, cost in acts:
             self.clock.advance_us(wait)
@@ -301,7 +299,7 @@ class PlaceTests(Contract):
         for _ in range(3):
             self.clock.advance_us(MINUTE_US - 1)
             assert hold.renew()
-            assert hold.renew()  # a repeated renewal changes nothing
+            assert hold.renew()  # renewing again changes nothing
         assert not other.renew()
         assert hold.receipts == before
         assert limiter.check("a", 0).remaining == 1
@@ -315,7 +313,7 @@ class PlaceTests(Contract):
         self.clock.advance_us(MINUTE_US // 2)
         assert shorter.gate.ask(_renewal(hold))[0].reset_after_us == MINUTE_US // 2
         self.clock.advance_us(-MINUTE_US // 4)
-        assert hold.renew().reset_after_us == MINUTE_US // 4 * 5  # as of the latest time that was seen
+        assert hold.renew().reset_after_us == MINUTE_US // 4 * 5  # relative to the latest time seen
         hold.release()
 
     def test_a_lowered_limit_lets_holders_renew(self) -> None:
@@ -386,7 +384,7 @@ def _renewal(hold: Hold) -> Request:
 
 
 class CalendarTests(Contract):
-    """Windows with the edges of a calendar."""
+    """Windows aligned to a calendar."""
 
     @pytest.mark.parametrize(
         ("span", "zone", "first", "next_first"),
@@ -448,7 +446,7 @@ def _instant(day: tuple[int, int, int], zone: str) -> int:
 
 
 class QuotaTests(Contract):
-    """Quotas that come with a call."""
+    """Quotas passed with a call."""
 
     @each_kind
     def test_a_quota_of_the_call_decides_it_and_keeps_what_was_counted(self, kind: str) -> None:
@@ -475,7 +473,7 @@ class QuotaTests(Contract):
         assert limiter.hit("a", 1).denied_by in ("one", "two")
 
     def test_any_number_of_quotas_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also more than are kept, of which there are few here."""
+        """Also with more quotas than are cached; the cache is small here."""
         self.need("quotas")
         monkeypatch.setattr(base, "QUOTAS_KEPT", 8)
         limiter = self.limiter(self.rule("fixed_window", 1))
@@ -484,11 +482,11 @@ class QuotaTests(Contract):
 
 
 class FeatureTests(UnitTests, MoveTests, PlaceTests, CalendarTests, QuotaTests):
-    """All of them."""
+    """The tests of all features."""
 
 
 class FeatureRaceTests(Contract):
-    """Threads that race for places, and to confirm."""
+    """Threads that race for places and to confirm."""
 
     def test_threads_that_confirm_while_others_hit_never_have_too_many(self) -> None:
         self.need("moves")

@@ -1,4 +1,4 @@
-"""Hold, then settle: units that are not final leave no trace when they are given back."""
+"""Hold, then settle: returned units leave no trace."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.traces import START_US
 
 Event = tuple[str, int, int]
-"""What else happens, how long after the last event, and at what cost.
+"""Another event, the time since the last one, and its cost.
 
-Units are recorded rather than asked for, and other holds are taken only where all worlds admit them, so that the same
-happens in every world.
+Units are recorded instead of requested, and other holds are taken only if all worlds admit them, so that the same events
+happen in every world.
 """
 
 _EVENTS = st.lists(
@@ -28,14 +28,14 @@ _EVENTS = st.lists(
 
 
 class World:
-    """A limiter and the holds that others have of it."""
+    """A limiter and the open holds of other callers."""
 
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
         self._others: list[Hold] = []
 
     def happen(self, what: str, cost: int) -> None:
-        """Let something happen that there is room for."""
+        """Play an event if there is room for it."""
         if what == "record":
             self.limiter.record("a", cost)
         elif what == "hold":
@@ -45,7 +45,7 @@ class World:
 
 
 class HoldTests(Contract):
-    """Giving back exactly what was held, and nothing that no longer belongs."""
+    """A settled hold returns exactly its unused units and nothing that has expired."""
 
     @each_kind
     def test_released_at_once_leaves_nothing_behind(self, kind: str) -> None:
@@ -58,10 +58,10 @@ class HoldTests(Contract):
             assert held.check("a", 1) == without.check("a", 1)
 
     def test_releasing_a_hold_leaves_the_counts_without_it(self) -> None:
-        """Against a second world in which only what was settled was ever counted."""
+        """Compare with a second world in which only the settled units were ever counted."""
         kinds = [kind for kind in self.kinds if kind != "token_bucket"]
         if not kinds:
-            pytest.skip("this store takes nothing but token buckets")
+            pytest.skip("this store supports only token buckets")
         examples = st.tuples(st.sampled_from(kinds), _EVENTS, _EVENTS, st.integers(0, 9))
         self.for_all(examples, self._equals_world_without)
 
@@ -74,7 +74,7 @@ class HoldTests(Contract):
                 assert worlds[0].limiter.check("a", 0) == worlds[1].limiter.check("a", 0)
 
     def test_releasing_a_hold_of_a_bucket_never_gives_too_much(self) -> None:
-        """The level lies between that without the hold and that with it; with nothing in between it is the former."""
+        """The level is between the levels without and with the hold; without other events it is the former."""
         rules = st.just(self.rule("token_bucket", 60, burst=20))
         examples = st.tuples(rules, _EVENTS, _EVENTS, st.integers(0, 9))
         self.for_all(examples, self._lies_between_the_worlds)
@@ -83,7 +83,7 @@ class HoldTests(Contract):
         rule, before, after, kept = example
         worlds = [World(self.limiter(rule)) for _ in range(3)]
         if self._settle_amid(worlds, before, after, (10, kept, 10), kept):
-            # How long until the bucket is full says more than how many whole units are left.
+            # The time until the bucket is full is more precise than the number of whole units left.
             resets = [world.limiter.check("a", 0).reset_after_us or 0 for world in worlds]
             settled, without, whole = resets
             assert without <= settled <= whole
@@ -92,7 +92,7 @@ class HoldTests(Contract):
     def _settle_amid(
         self, worlds: list[World], before: list[Event], after: list[Event], costs: tuple[int, ...], kept: int
     ) -> bool:
-        """Hold some units in each world amid other events, settle those of the first; false if they were refused."""
+        """Hold units in each world amid other events, and settle them in the first; return false if they were refused."""
         self.clock.set_us(START_US)
         self._happen(worlds, before)
         if not worlds[0].limiter.check("a", max(costs)):
@@ -164,7 +164,7 @@ class HoldTests(Contract):
 
     @each_kind
     def test_a_hold_of_another_store_gives_nothing_back(self, kind: str) -> None:
-        """Also where both know the key by the same name: the units were counted elsewhere."""
+        """Also if both limiters use the same key: the units were counted elsewhere."""
         limiter = self.limiter(self.rule(kind, 10))
         elsewhere = self.open_store()
         try:
@@ -185,7 +185,7 @@ class HoldTests(Contract):
             elsewhere.close()
 
     def test_overlapping_holds_of_a_bucket_do_not_give_back_what_has_drained(self) -> None:
-        """Two holds of 10 at once, one released; ten ticks later ten are hit, and the other is released."""
+        """Two holds of 10 at once, one of them released; ten ticks later 10 units are hit, and the other is released."""
         limiter = self.limiter(self.rule("token_bucket", 1, 1_000_000, burst=20))
         first, second = limiter.hold("a", 10), limiter.hold("a", 10)
         first.release()

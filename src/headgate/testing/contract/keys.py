@@ -44,7 +44,7 @@ HOSTILE_KEYS: tuple[PlainKey, ...] = (
     "\N{LATIN SMALL LETTER SHARP S}",
     "ss",
     "\N{GRINNING FACE}",
-    "\ud83d\ude00",  # the same face as two lone surrogates
+    "\ud83d\ude00",  # the same emoji as two lone surrogates
     "\ud83d",
     "\ude00",
     "\udcff",
@@ -98,7 +98,7 @@ class KeyTests(Contract):
         )
 
     def test_names_and_keys_cannot_be_mixed_up(self) -> None:
-        """Whichever way limiter, rule and key are cut from the same letters."""
+        """However the same letters are divided between limiter, rule and key."""
         kind = self.kinds[0]
         base = self.limiter(self.rule(kind, 9)).name
         limiters = [

@@ -1,4 +1,4 @@
-"""Notes: of several writers one decides the text, and all of them get that text."""
+"""Notes: one of several writers determines the text, and all of them receive that text."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ BAD_TEXTS: tuple[Any, ...] = (None, b"a", 7)
 
 
 class NoteTests(TaskRaceTests):
-    """Left out for a store that keeps no notes, whose users can do without."""
+    """Skipped for a store that does not keep notes."""
 
     @pytest.fixture(autouse=True)
     def _begin_notes(self) -> None:
-        self.prefix = secrets.token_hex(8)  # stores of several tests may be one
+        self.prefix = secrets.token_hex(8)  # several tests may share one store
 
     def note(self, name: str, text: str, seconds: float = 60, store: BlockingStore | None = None) -> str:
-        """Note something, and return what is kept."""
+        """Write a note, and return the stored text."""
         blocking = self.blocking if store is None else store
         return blocking.run(self._notes(blocking).note(self.prefix + name, text, seconds))
 
     def noted(self, name: str, store: BlockingStore | None = None) -> str | None:
-        """Return what is kept."""
+        """Return the stored text."""
         blocking = self.blocking if store is None else store
         return blocking.run(self._notes(blocking).noted(self.prefix + name))
 
     def _notes(self, blocking: BlockingStore) -> AsyncNotes:
         notes = blocking.store.notes
         if notes is None:
-            pytest.skip("this store keeps no notes")
+            pytest.skip("this store does not keep notes")
         return notes
 
     def test_the_first_note_stands(self) -> None:
@@ -111,7 +111,7 @@ class NoteTests(TaskRaceTests):
         assert self.noted("race") == texts[0]
 
     def test_of_processes_that_race_one_decides_and_all_are_told(self) -> None:
-        """Also through a store that was made before the processes were forked."""
+        """Also through a store created before the processes were forked."""
         self.require("shared")
         rounds = 25
         inherited = self.blocking

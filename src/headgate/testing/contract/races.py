@@ -1,4 +1,4 @@
-"""Many at once: threads and processes that race for the same units."""
+"""Races of threads and processes for the same units."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SLOTS = 100
 THREADS = 8
 PROCESSES = 4
 TRIES = 40
-"""Per racer: together they ask for far more than there is."""
+"""Attempts per racer; together they request far more than the limit."""
 
-_LONGEST_WAIT = 120.0  # seconds; a race that takes longer hangs
+_LONGEST_WAIT = 120.0  # seconds; a race that takes longer has hung
 
 
 class ThreadRaceTests(Contract):
-    """So many threads for so many slots: exactly as many are admitted as there are slots.
+    """Threads race for slots: exactly as many are admitted as there are slots.
 
-    The clock stands still in a race, so that nothing is freed by time.
+    The clock stands still during a race, so that no units become free by time.
     """
 
     @each_kind
@@ -79,10 +79,10 @@ class ThreadRaceTests(Contract):
 
 
 class ProcessRaceTests(Contract):
-    """So many processes for so many slots, if the store is one that they share."""
+    """Processes race for slots, if the store is shared between processes."""
 
     def test_processes_racing_for_slots_get_exactly_as_many(self) -> None:
-        """Also through a store that was made before the processes were forked."""
+        """Also through a store created before the processes were forked."""
         self.require("shared")
         rules = [self.rule(kind, SLOTS, name=kind) for kind in self.kinds]
         inherited = self.limiter(*rules)
@@ -100,7 +100,7 @@ class ProcessRaceTests(Contract):
         assert [result.remaining for result in inherited.check("a", 0).results] == [0] * len(rules)
 
     def test_a_hold_gives_nothing_back_that_another_process_counted(self) -> None:
-        """Forked twins must not give two states the same birth, or the one could be taken for the other."""
+        """Forked processes must not create two states with the same origin, or one could be mistaken for the other."""
         self.require("shared")
         limiter = self.limiter(self.rule(self.kinds[0], 10))
         was_reset = multiprocessing.get_context("fork").Event()
@@ -121,12 +121,12 @@ class ProcessRaceTests(Contract):
 
 
 def wins(limiter: Limiter, tries: int) -> int:
-    """Return how many of some hits are admitted."""
+    """Return the number of admitted hits."""
     return sum(limiter.hit("a").allowed for _ in range(tries))
 
 
 class RaceTally:
-    """What holds have taken and kept, and the most that was ever out at once."""
+    """The units taken and kept by holds, and the maximum held at once."""
 
     def __init__(self) -> None:
         self.out = 0
@@ -134,14 +134,14 @@ class RaceTally:
         self._lock = threading.Lock()
 
     def add(self, units: int) -> None:
-        """Count units after they were taken, or (negative) before they are given back."""
+        """Count units after they were taken, or (negative) before they are returned."""
         with self._lock:
             self.out += units
             self.most = max(self.most, self.out)
 
 
 def hold_and_settle(limiter: Limiter, tally: RaceTally, chance: random.Random) -> None:
-    """Take units again and again, and keep none, some or all of them."""
+    """Take units repeatedly, and keep none, some or all of them."""
     for _ in range(TRIES):
         cost = chance.randint(1, 5)
         if hold := limiter.hold("a", cost):
@@ -152,17 +152,17 @@ def hold_and_settle(limiter: Limiter, tally: RaceTally, chance: random.Random) -
 
 
 def check_tally(limiter: Limiter, rule: Rule, tally: RaceTally) -> None:
-    """Check that there were never too many out, and that what is left is what was not kept."""
+    """Check that the limit was never exceeded, and that the remaining units are those that were not kept."""
     assert tally.most <= SLOTS
     left = SLOTS - tally.out
     admitted = wins(limiter, SLOTS)
-    # A bucket may give back less where holds overlap; see "Hold, then settle" in the design.
+    # A bucket may return fewer units where holds overlap; see "Hold, then settle" in the design.
     assert admitted <= left if rule.kind == "token_bucket" else admitted == left
 
 
 @contextmanager
 def eager_switching() -> Iterator[None]:
-    """Let threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -172,7 +172,7 @@ def eager_switching() -> Iterator[None]:
 
 
 def in_threads(count: int, job: Callable[[int], T]) -> list[T]:
-    """Run a job with the numbers from 0, each in a thread of its own, all at once; return what they return."""
+    """Run a job with the numbers from 0, each in its own thread, all at once; return the results."""
     barrier = threading.Barrier(count)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -198,7 +198,7 @@ def in_threads(count: int, job: Callable[[int], T]) -> list[T]:
 def in_processes(
     count: int, job: Callable[[int], int], meanwhile: Callable[[], None] = lambda: None
 ) -> list[int]:
-    """Run a job with the numbers from 0, each in a forked process, all at once; return what they return."""
+    """Run a job with the numbers from 0, each in a forked process, all at once; return the results."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(count)
 
@@ -214,7 +214,7 @@ def in_processes(
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=run, args=(number, sender), daemon=True)
         with warnings.catch_warnings():
-            # Newer Pythons warn of a fork while other threads run, which is what a preloading server does.
+            # Newer Python versions warn about a fork while other threads run, as in a preloading server.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         sender.close()

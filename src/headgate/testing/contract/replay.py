@@ -1,4 +1,4 @@
-"""One answer: the same trace gives the same decisions as the pure functions, and as the vectors say."""
+"""Replay: a trace gives the same decisions as the pure functions, and as the vectors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ReplayTests(Contract):
     def test_vectors_are_answered_to_the_microsecond(self, file: str) -> None:
         for scenario in VECTORS[file]:
             if missing := scenario.features & self.missing_features:
-                pytest.skip(f"this store cannot do this yet: {', '.join(sorted(missing))}")
+                pytest.skip(f"not supported by this store yet: {', '.join(sorted(missing))}")
             if not set(scenario.kinds) & set(RATES) <= set(self.kinds):
-                pytest.skip(f"this store does not take every one of {', '.join(scenario.kinds)}")
+                pytest.skip(f"this store does not support all of {', '.join(scenario.kinds)}")
             if len(scenario.versions[0]) > 1:
                 self.require("all_or_nothing")
             self._answers(scenario)
@@ -42,12 +42,12 @@ class ReplayTests(Contract):
         self.for_all(traces(self.kinds, most_rules=most_rules), self._replay)
 
     def test_random_traces_of_everything_are_answered_like_the_pure_functions(self) -> None:
-        """With units, moved holds, places, calendars and quotas of calls' own, as far as the store can do it."""
+        """With units, moved holds, places, calendars and quotas of single calls, as far as the store supports them."""
         most_rules = 3 if self.store.guarantees.all_or_nothing else 1
         self.for_all(traces(self.kinds, most_rules=most_rules, features=self.features), self._replay)
 
     def test_random_traces_of_one_rule_are_answered_like_the_pure_functions(self) -> None:
-        """One rule without a scope has the shortest way through a store, and so deserves a search of its own."""
+        """One rule without a scope takes the shortest path through a store, and so gets a separate search."""
         self.for_all(traces(self.kinds, most_rules=1), self._replay)
 
     def test_a_full_log_is_answered_like_the_pure_functions(self) -> None:
@@ -82,7 +82,7 @@ class ReplayTests(Contract):
             self._look_alike(stores)
 
     def _look_alike(self, stores: list[list[Limiter]]) -> None:
-        """Check that two stores answer alike, whatever the limit and the cost."""
+        """Check that two stores give the same answers for any limit and cost."""
         expected, actual = (
             [limiter.check("a", cost) for limiter in limiters for cost in (0, 1, 3)] for limiters in stores
         )
@@ -107,9 +107,9 @@ class ReplayTests(Contract):
     def _earliest(self, reference: ReferenceStore, latest: int) -> int:
         """Return how far back the clock may go.
 
-        By its own clock a store may have forgotten what was fresh at the latest time it has seen. Going back to before
-        that is the one thing that it cannot answer like a store that forgets nothing. It grants nothing: the answer
-        is that of the latest time.
+        A store with its own clock may have deleted states that were fresh at the latest time it saw. If the clock goes
+        back further than that, it cannot answer like a store that never deletes. It admits no more than it should: the
+        answer is that of the latest time.
         """
         if not self.own_time:
             return 0

@@ -1,4 +1,4 @@
-"""Many at once: tasks that race for the same units."""
+"""Races of tasks for the same units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TASKS = 256
 
 
 class TaskRaceTests(Contract):
-    """So many tasks for so many slots: exactly as many are admitted as there are slots."""
+    """Tasks race for slots: exactly as many are admitted as there are slots."""
 
     def open_store(self) -> Store:
         return BlockingStore(self.make_store())
@@ -31,7 +31,7 @@ class TaskRaceTests(Contract):
         return self.store
 
     def async_limiter(self, *rules: Rule, name: str | None = None) -> AsyncLimiter:
-        """Return an asynchronous limiter on the store; it counts together with `limiter` of the same name."""
+        """Return an asynchronous limiter on the store; it shares counts with `limiter` of the same name."""
         name = name or self.limiter(*rules).name
         clock = None if self.own_time else self.clock
         return AsyncLimiter(*rules, name=name, store=self.blocking.store, clock=clock)
@@ -94,7 +94,7 @@ class TaskRaceTests(Contract):
         limiter = self.async_limiter(concurrent(PLACES, lease="60s"))
 
         async def keep_renewing(hold: AsyncHold) -> None:
-            while await hold.renew():  # noqa: ASYNC110  # there is no event to wait for
+            while await hold.renew():  # noqa: ASYNC110  # no event exists to wait for
                 await asyncio.sleep(0)
 
         async def work(pauses: int) -> bool:
@@ -137,7 +137,7 @@ class TaskRaceTests(Contract):
 
     @each_kind
     def test_a_cancelled_caller_is_not_admitted_for_nothing(self, kind: str) -> None:
-        """It may have been charged or not; either way there are never more admissions than slots."""
+        """The call may have been charged or not; in both cases admissions never exceed the slots."""
         self.require("exact")
         rule = self.rule(kind, SLOTS)
         limiter = self.async_limiter(rule)

@@ -1,4 +1,4 @@
-"""What the passing of time does: waiting, forgetting, going back; and that it is never too much."""
+"""The effects of time: waiting, expiry, clocks that go back; and limits that are never exceeded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headgate.testing.contract.decisions import DecisionTests
 from headgate.testing.contract.traces import START_US, Actor, Trace, traces
 
 OTHER_KEYS = 300
-"""Enough new keys for a store that looks at a few old ones with each to have looked at all there are."""
+"""Enough new keys for a store that examines a few old keys with each new one to have examined all of them."""
 
 
 _QUOTAS = st.tuples(st.sampled_from((1, 7, 10, 60, 100, 3600)), st.sampled_from((1, 5, 12, 200)))
 _Turn = tuple[int, str, int, int, bool]
-"""Which of two versions of the rules, which tier, how long after the last turn, at what cost, and whether as a hold."""
+"""The version of the rules, the tier, the time since the last turn, the cost, and whether it is a hold."""
 
 _PLAY = st.lists(
     st.tuples(
@@ -35,7 +35,7 @@ _PLAY = st.lists(
 
 
 class TimeTests(DecisionTests):
-    """Honest waiting, never too many, forgetting, a clock that goes back."""
+    """Exact retry times, limits that are never exceeded, expiry, a clock that goes back."""
 
     @each_kind
     def test_a_refused_call_is_admitted_at_retry_after_and_not_a_microsecond_before(self, kind: str) -> None:
@@ -84,7 +84,7 @@ class TimeTests(DecisionTests):
         self.for_all(traces(self.kinds, most_rules=1, backwards=False), self._is_never_too_many)
 
     def _is_never_too_many(self, trace: Trace) -> None:
-        """Keep a log of all that was admitted and not given back, and add it up over every span there is."""
+        """Log everything that was admitted and not returned, and check the sum over every span."""
         rule = replace(trace.versions[0][0], scope=None, tiers={})
         trace = Trace(((rule,), (rule,)), trace.steps)
         log = self._admitted(trace, self.limiter(rule))
@@ -97,7 +97,7 @@ class TimeTests(DecisionTests):
                     assert total <= _most_between(rule, start, end), charges
 
     def _admitted(self, trace: Trace, limiter: Limiter) -> list[tuple[Key, int, int]]:
-        """Return key, time and units of all that was admitted, without what was given back later."""
+        """Return key, time and units of all admissions, without units returned later."""
         self.clock.set_us(START_US)
         log: list[tuple[Key, int, int]] = []
         holds: list[tuple[Hold, int]] = []
@@ -122,12 +122,12 @@ class TimeTests(DecisionTests):
         return log
 
     def test_callers_who_change_between_quotas_get_no_more_than_the_best_of_them(self) -> None:
-        """Tiers, reloads that change every limit, and callers' own quotas, in any order."""
+        """With tiers, reloads that change every limit, and callers' own quotas, in any order."""
         rules = st.tuples(st.sampled_from(self.kinds), st.lists(_QUOTAS, min_size=4, max_size=4), _PLAY)
         self.for_all(rules, self._is_not_played)
 
     def _is_not_played(self, example: tuple[Kind, list[tuple[int, int]], list[_Turn]]) -> None:
-        """Keep a log of all that was admitted, and hold every span to the largest limit and burst of its quotas."""
+        """Log all admissions, and check every span against the largest limit and burst of its quotas."""
         kind, drawn, turns = example
         quotas = [Quota(n, 60_000_000, burst if kind == "token_bucket" else None) for n, burst in drawn]
         self.clock.set_us(START_US)
@@ -173,7 +173,7 @@ class TimeTests(DecisionTests):
 
     @each_kind
     def test_what_still_counts_is_never_forgotten(self, kind: str) -> None:
-        """However many other keys come and go in the meantime, up to the last microsecond."""
+        """With any number of other keys in between, up to the last microsecond."""
         limiter = self.limiter(self.rule(kind, 3, 60_000))
         limiter.record("a", 5)
         before = limiter.check("a", 0)
@@ -186,7 +186,7 @@ class TimeTests(DecisionTests):
         assert limiter.check("a", 0).reset_after_us == 0
 
     def test_what_is_fresh_for_one_tier_is_fresh_for_all(self) -> None:
-        """Otherwise it would be visible whether a store has forgotten it already."""
+        """Otherwise callers could see whether a store has already deleted it."""
         fast, slow = (self.rule("token_bucket", limit, burst=100).quota for limit in (100, 10))
         limiter = self.limiter(self.rule("token_bucket", 10, burst=100, tiers={"fast": fast, "slow": slow}))
         limiter.hit("a", 100, tier="fast")
@@ -283,7 +283,7 @@ class TimeTests(DecisionTests):
 
 
 def _most_between(rule: Rule, start: int, end: int) -> int:
-    """Return the most units that a rule may admit from one instant to another, both included."""
+    """Return the maximum units that a rule may admit from one instant to another, both included."""
     limit, period = rule.quota.limit, rule.quota.period_us
     if rule.kind == "token_bucket":
         burst = limit if rule.quota.burst is None else rule.quota.burst
@@ -293,5 +293,5 @@ def _most_between(rule: Rule, start: int, end: int) -> int:
     if rule.kind == "fixed_window":
         return limit * (end // period - start // period + 1)
     if rule.kind == "sliding_window" and not rule.strict:
-        period -= -(period // -rule.buckets) - 1  # a unit may be forgotten just short of one bucket early
+        period -= -(period // -rule.buckets) - 1  # a unit may expire up to almost one bucket early
     return limit * ((end - start) // max(1, period) + 1)

@@ -1,7 +1,7 @@
 """Random traces: rules whose limits change, and calls at chosen instants.
 
-Instants are mostly chosen relative to what the last decision said, a microsecond before, at or after it, since that is
-where mistakes live. A trace is a value, so that Hypothesis can show the shortest one that goes wrong.
+Most instants are chosen relative to the times in the last decision, a microsecond before, at or after them, where mistakes
+are most likely. A trace is a value, so that Hypothesis can show the shortest failing one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from headgate.rules import RATES, SHARED, Kind, make_rule
 Operation = Literal["hit", "check", "hold", "settle", "release", "confirm", "renew", "record", "reset"]
 
 Feature = Literal["units", "moves", "quotas", "concurrent", "calendar"]
-"""What stores do besides counting rates: a cost for each rule, holds that are confirmed or renewed, quotas of a call's own,
-places that are held, windows of a calendar."""
+"""Store features besides counting rates: a cost for each rule, holds that are confirmed or renewed, quotas of single calls,
+places, calendar windows."""
 
 ALL_FEATURES: frozenset[Feature] = frozenset(("units", "moves", "quotas", "concurrent", "calendar"))
 
 START_US = 1_700_000_000_000_000
-# Stays within the exact range of doubles, whatever is added to it in a trace.
+# Stays within the exact range of doubles after all additions in a trace.
 LATEST_US = 8_000_000_000_000_000
 
 ALL_KINDS = RATES
 
 _MS, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
-# What is drawn, made once: to make a strategy costs more than to draw from it.
+# Strategies are created once, because creating one costs more than drawing from it.
 _PERIOD = st.sampled_from((_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY))
 _LIMIT = st.sampled_from((1, 2, 3, 5, 8, 12, 1_000, 0))
 _BURST = st.none() | st.integers(1, 12)
@@ -48,14 +48,14 @@ _CALENDARS: st.SearchStrategy[tuple[Span, str]] = st.sampled_from(
 
 @dataclass(frozen=True)
 class Move:
-    """How far time goes before a step: so many microseconds, sixtieths of the period, or to what a decision named."""
+    """The time before a step: in microseconds, in sixtieths of the period, or until a time in the last decision."""
 
     unit: Literal["us", "sixtieth", "retry", "reset"]
     amount: int
     nudge: int = 0
 
     def target(self, now: int, period_us: int, last: Decision | None) -> int:
-        """Return the instant that it leads to, after a decision that may name one."""
+        """Return the resulting instant, given the last decision."""
         if self.unit == "us":
             moved = self.amount
         elif self.unit == "sixtieth":
@@ -70,8 +70,8 @@ class Move:
 class Step:
     """One call.
 
-    `hold` says which of the open holds is settled, confirmed, renewed or released, `version` which limits are in force. If
-    they are used, `tokens` is the cost in the other unit, and `limit` that of a quota for the first rule.
+    `hold` selects the open hold to settle, confirm, renew or release, `version` the limits in force. If used, `tokens` is
+    the cost in the other unit, and `limit` the limit of a quota for the first rule.
     """
 
     op: Operation
@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """Rules in two versions that share their states, and what happens."""
+    """Rules in two versions that share their states, and the steps."""
 
     versions: tuple[tuple[Rule, ...], ...]
     steps: tuple[Step, ...]
@@ -95,23 +95,23 @@ class Trace:
 
     @property
     def has_places(self) -> bool:
-        """Whether only holds can be asked of it."""
+        """Whether it supports only holds."""
         return any(rule.kind == "concurrent" for rule in self.versions[0])
 
     def cost(self, step: Step) -> Cost:
-        """Return what a step costs: by unit, if there is another unit than requests."""
+        """Return the cost of a step; by unit, if there is another unit besides requests."""
         units = {rule.unit for rule in self.versions[0]}
         return step.cost if units <= {"requests"} else {"requests": step.cost, "tokens": step.tokens}
 
     def quota(self, step: Step) -> dict[str, Quota] | None:
-        """Return the quota that a step brings along for the first rule."""
+        """Return the quota that a step passes for the first rule."""
         first = self.versions[step.version][0]
         if "quotas" not in self.features or step.limit is None:
             return None
         return {first.name: Quota(step.limit, first.quota.period_us)}
 
     def key(self, who: int) -> Key:
-        """Return the key of one of a few callers; some share an entry of theirs."""
+        """Return the key of one of a few callers; some keys have a scope in common."""
         scopes = {rule.scope for rule in self.versions[0]} - {None, SHARED}
         if not scopes:
             return ("a", "b", b"a")[who]
@@ -131,7 +131,7 @@ def traces(
     most_steps: int = 40,
     features: frozenset[Feature] = frozenset(),
 ) -> st.SearchStrategy[Trace]:
-    """Return traces over rules of these kinds, and of those among the features."""
+    """Return traces over rules of these kinds and of the kinds among the features."""
     steps = st.lists(_steps(backwards, features), min_size=1, max_size=most_steps).map(tuple)
     return st.builds(Trace, _versions(kinds, most_rules, features), steps, st.just(features))
 
@@ -170,12 +170,12 @@ def _rule_versions(
 
     first = rule()
     if kind == "concurrent":
-        period = draw(_PERIOD)  # a lease may change, and keeps what is held
+        period = draw(_PERIOD)  # a lease may change; held places stay held
     return first, rule()
 
 
 def _steps(backwards: bool, features: frozenset[Feature]) -> st.SearchStrategy[Step]:
-    # Few draws, of ready-made values: what Hypothesis does for each draw costs more than the call that is then tried.
+    # Few draws, from prepared values: the overhead of Hypothesis per draw is larger than the cost of the tested call.
     named: tuple[Literal["retry", "reset"], ...] = ("retry", "reset")
     nudges = (0, -1, 1)
     moves = (
@@ -214,7 +214,7 @@ class Actor:
         self._holds: list[Hold] = []
 
     def play(self, step: Step) -> tuple[Decision | type[CostTooHigh], ...]:
-        """Make the call, and return what it said, or what can be seen of it afterwards."""
+        """Make the call, and return its answer or its visible effect."""
         limiter, key = self._limiters[step.version], self._trace.key(step.who)
         try:
             answer = self._call(limiter, key, step)
@@ -245,7 +245,7 @@ class Actor:
         """Settle, release, confirm or renew one of the open holds."""
         hold = self._holds[step.hold % len(self._holds)]
         if step.op in ("confirm", "renew") and hold.final is not None:
-            return None  # it was refused, and says so for ever
+            return None  # it was refused and stays refused
         if step.op == "renew":
             return hold.renew() if self._trace.has_places else None
         if step.op != "confirm":

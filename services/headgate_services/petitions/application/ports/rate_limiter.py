@@ -62,13 +62,3 @@ class RateLimiterPort(Protocol):
 
     def get_window_minutes(self) -> int:
         """Return how long the window is."""
-
-
-class RateLimitObserver(Protocol):
-    """Callbacks for checks and counted petitions."""
-
-    def checked(self, submitter_id: UUID, result: RateLimitResult) -> None:
-        """Handle the result of a check, or a refusal by `record_submission`."""
-
-    def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
-        """Handle a counted petition: how many remain, and for how many seconds that is true if nothing else comes."""

@@ -1,6 +1,5 @@
 """What the service does."""
 
-from headgate_services.petitions.application.services.co_sign_service import CoSignService
 from headgate_services.petitions.application.services.petition_submission_service import (
     PetitionSubmissionService,
 )
@@ -12,7 +11,6 @@ from headgate_services.petitions.application.services.rate_limit_service import 
 from headgate_services.petitions.application.services.refusal_witness_service import RefusalWitnessService
 
 __all__ = [
-    "CoSignService",
     "PetitionSubmissionService",
     "QueueCapacityService",
     "RateLimitCleanupService",

@@ -1,4 +1,4 @@
-"""Submitting, reading and withdrawing petitions."""
+"""Submitting, reading, co-signing and withdrawing petitions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from headgate_services.petitions.application.ports import (
-    EventLedgerPort,
-    HaltStatePort,
-    LedgerEvent,
-    PetitionRepositoryPort,
-    QueueCapacityPort,
-    RateLimiterPort,
-    UnitOfWorkPort,
-)
+from headgate_services.petitions.application.ports import QueueCapacityPort, RateLimiterPort
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
+from headgate_services.petitions.application.services.rate_limit_service import refusal_of
 from headgate_services.petitions.domain.errors import (
+    AlreadyCoSignedError,
     CommitUnknownError,
     InvalidPetitionError,
     InvalidRealmError,
@@ -25,26 +19,23 @@ from headgate_services.petitions.domain.errors import (
     PetitionNotFoundError,
     SystemHaltedError,
 )
-from headgate_services.petitions.domain.models import REALMS, Draft, Petition, PetitionState
+from headgate_services.petitions.domain.models import REALMS, CoSign, Draft, Petition, PetitionState
+from headgate_services.petitions.infrastructure.adapters.persistence import (
+    LedgerEvent,
+    PetitionRecords,
+)
 
 ACTOR = "petition-system"
+CO_SIGN = "co_sign"
+"""The name of the counter of co-signs."""
 
 
 class PetitionSubmissionService(LoggingMixin):
-    """Takes petitions in. A petition, its count and its event are written together or not at all."""
+    """Accepts petitions and co-signs. Each is written together with its count and its event, or not at all."""
 
-    def __init__(
-        self,
-        work: UnitOfWorkPort,
-        petitions: PetitionRepositoryPort,
-        ledger: EventLedgerPort,
-        halt: HaltStatePort,
-    ) -> None:
+    def __init__(self, records: PetitionRecords) -> None:
         self._init_logger(component="petition.submission")
-        self._work = work
-        self._petitions = petitions
-        self._ledger = ledger
-        self._halt = halt
+        self._records = records
 
     async def submit(
         self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityPort, trace_id: str
@@ -65,11 +56,11 @@ class PetitionSubmissionService(LoggingMixin):
         """
         petition: Petition | None = None
         try:
-            async with self._work.transaction():
-                await self.demand_running()
+            async with self._records.transaction():
+                await self._demand_running()
                 if draft.realm not in REALMS:
                     raise InvalidRealmError(draft.realm)
-                petition = await self._petitions.save(draft)
+                petition = await self._records.save_petition(draft)
                 await self._append_event("received", petition, _received(petition, trace_id))
                 await limiter.record_submission(draft.counted_as, realm=draft.realm)
                 remaining = await limiter.get_remaining(draft.counted_as)
@@ -86,7 +77,42 @@ class PetitionSubmissionService(LoggingMixin):
         Raises:
             PetitionNotFoundError: There is none.
         """
-        return _found(petition_id, await self._petitions.get(petition_id))
+        return _found(petition_id, await self._records.get_petition(petition_id))
+
+    async def co_sign(
+        self, petition_id: UUID, signer_id: UUID, limiter: RateLimiterPort, trace_id: str
+    ) -> CoSign:
+        """Co-sign a petition, once per identity. Repeating a co-sign is refused before the limit is checked.
+
+        Raises:
+            SystemHaltedError: Nothing is written at the moment.
+            PetitionNotFoundError: It does not exist.
+            InvalidPetitionError: Its fate is settled.
+            AlreadyCoSignedError: This identity has co-signed it.
+            RateLimitExceededError: This identity has co-signed too many.
+        """
+        async with self._records.transaction():
+            await self._demand_running()
+            petition = await self.get(petition_id)
+            if petition.state.is_final:
+                raise InvalidPetitionError(f"A petition in state {petition.state} cannot be co-signed")
+            co_sign = await self._records.add_co_sign(petition_id, signer_id)
+            if co_sign is None:
+                raise AlreadyCoSignedError(petition_id)
+            result = await limiter.check_rate_limit(signer_id)
+            if not result.allowed:
+                raise refusal_of(signer_id, result, limiter.get_window_minutes(), CO_SIGN)
+            payload = {
+                "petition_id": str(petition_id),
+                "signer_id": str(signer_id),
+                "correlation_id": trace_id,
+            }
+            await self._records.append(
+                LedgerEvent("petition.co_sign.recorded", f"signer:{signer_id}", str(petition_id), payload)
+            )
+            await limiter.record_submission(signer_id)
+        self._log.info("petition_co_signed", petition_id=str(petition_id))
+        return co_sign
 
     async def withdraw(
         self, petition_id: UUID, requester_id: UUID, reason: str | None, trace_id: str
@@ -99,23 +125,23 @@ class PetitionSubmissionService(LoggingMixin):
             NotYourPetitionError: Another submitted it, or it is anonymous.
             InvalidPetitionError: Its fate is settled.
         """
-        async with self._work.transaction():
-            await self.demand_running()
-            petition = _found(petition_id, await self._petitions.get(petition_id, for_update=True))
+        async with self._records.transaction():
+            await self._demand_running()
+            petition = _found(petition_id, await self._records.get_petition(petition_id, for_update=True))
             if petition.submitter_id != requester_id:
                 raise NotYourPetitionError("Only the submitter may withdraw a petition")
             if petition.state.is_final:
                 raise InvalidPetitionError(f"A petition in state {petition.state} cannot be withdrawn")
             fate = f"WITHDRAWN: {reason or 'no reason given'}"
-            petition = await self._petitions.change(petition_id, PetitionState.ACKNOWLEDGED, fate)
+            petition = await self._records.change_petition(petition_id, PetitionState.ACKNOWLEDGED, fate)
             payload = {"fate_reason": fate, "requester_id": str(requester_id), "correlation_id": trace_id}
             await self._append_event("withdrawn", petition, payload)
         self._log.info("petition_withdrawn", petition_id=str(petition.id))
         return petition
 
-    async def demand_running(self) -> None:
+    async def _demand_running(self) -> None:
         """Raise `SystemHaltedError` if nothing is written at the moment."""
-        reason = await self._halt.get_reason()
+        reason = await self._records.get_halt_reason()
         if reason is not None:
             raise SystemHaltedError(reason)
 
@@ -126,7 +152,7 @@ class PetitionSubmissionService(LoggingMixin):
             str(petition.id),
             {"petition_id": str(petition.id), **payload},
         )
-        await self._ledger.append(event)
+        await self._records.append(event)
 
 
 def _found(petition_id: UUID, petition: Petition | None) -> Petition:

@@ -12,33 +12,34 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headgate_services.petitions.application.ports.queue_capacity import QueueObserver, QueueStorePort
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.config import PetitionQueueConfig
 from headgate_services.petitions.domain.errors import QueueOverflowError
+from headgate_services.petitions.infrastructure.adapters.persistence import PetitionRecords
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 
 class QueueCapacityService(LoggingMixin):
     """Refuses petitions while too many wait. Whether it is refusing is this process's own state.
 
     Args:
-        store: Knows how many petitions wait.
+        records: The number of waiting petitions.
         config: Thresholds and times.
-        observer: Hears of the depth and of refusals.
-        clock: Seconds that never go back.
+        metrics: Receives the depth and refusals.
+        clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        store: QueueStorePort,
+        records: PetitionRecords,
         config: PetitionQueueConfig,
-        observer: QueueObserver | None = None,
+        metrics: MetricsCollector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._init_logger(component="petition.queue_capacity")
-        self._store = store
+        self._records = records
         self._config = config
-        self._observer = observer
+        self._metrics = metrics
         self._clock = clock
         self._depth = 0
         self._good_until = float("-inf")
@@ -61,14 +62,14 @@ class QueueCapacityService(LoggingMixin):
         async with self._counting:
             if self._clock() >= self._good_until:
                 ttl = self._config.cache_ttl_seconds
-                measure = await self._store.measure(ttl)
+                measure = await self._records.measure_queue(ttl)
                 self._depth = measure.depth
                 self._good_until = self._clock() + ttl - measure.age
                 self._notify()
         return self._depth
 
     async def take_place(self) -> None:
-        depth = await self._store.take_place(self._config.threshold)
+        depth = await self._records.take_place(self._config.threshold)
         if depth is None:
             self._depth = max(self._depth, self._config.threshold)
             self._start_rejecting(self._depth)
@@ -80,8 +81,8 @@ class QueueCapacityService(LoggingMixin):
         self._log.info(
             "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
         )
-        if self._observer is not None:
-            self._observer.queue_rejected()
+        if self._metrics is not None:
+            self._metrics.queue_rejected()
         return QueueOverflowError(self._depth, self._config.threshold, self._config.retry_after_seconds)
 
     def _start_rejecting(self, depth: int) -> None:
@@ -90,5 +91,5 @@ class QueueCapacityService(LoggingMixin):
             self._log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=self._config.threshold)
 
     def _notify(self) -> None:
-        if self._observer is not None:
-            self._observer.queue_measured(self._depth, self._config.threshold)
+        if self._metrics is not None:
+            self._metrics.queue_measured(self._depth, self._config.threshold)

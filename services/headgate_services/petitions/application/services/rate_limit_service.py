@@ -7,21 +7,23 @@ the figures mean.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from uuid import UUID
 
+from headgate import Limiter, MemoryStore
 from headgate.stores.postgres import BucketDecision
 from headgate_services.petitions.application.ports.rate_limit_store import RateLimitPolicy, RateLimitStorePort
-from headgate_services.petitions.application.ports.rate_limiter import RateLimitObserver, RateLimitResult
+from headgate_services.petitions.application.ports.rate_limiter import RateLimitResult
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
 from headgate_services.petitions.domain.models import start_of_minute
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
-__all__ = ["RateLimitResult", "RateLimitService", "RefusalLines", "refusal_of"]
+__all__ = ["RateLimitResult", "RateLimitService", "refusal_of"]
 
-INDIVIDUALLY, TOGETHER, QUIET_SECONDS = 10, 100, 60.0
-_MOST_FOLLOWED = 10_000
+INFO_LINES = "10/minute"
+"""The most lines at INFO about refusals of one submitter."""
+
+_MOST_SUBMITTERS = 10_000
 
 
 class RateLimitService(LoggingMixin):
@@ -34,7 +36,7 @@ class RateLimitService(LoggingMixin):
         strict: Whether a submission counts from the end of its minute instead of its beginning.
         realm_limit: Most to one realm in the window, of all submitters; 0 for no such limit.
         global_limit: Most in the window altogether; 0 for no such limit.
-        observer: Hears of every check.
+        metrics: Receives the result of every check.
     """
 
     def __init__(
@@ -46,19 +48,21 @@ class RateLimitService(LoggingMixin):
         strict: bool = False,
         realm_limit: int = 0,
         global_limit: int = 0,
-        observer: RateLimitObserver | None = None,
+        metrics: MetricsCollector | None = None,
     ) -> None:
         self._init_logger(component="petition.rate_limit")
         self._store = store
-        self._policy = RateLimitPolicy(limit_per_hour, window_minutes, strict, realm_limit, global_limit)
-        self._observer = observer
-        self._lines = RefusalLines()
+        self.policy = RateLimitPolicy(limit_per_hour, window_minutes, strict, realm_limit, global_limit)
+        self._metrics = metrics
+        self._info_lines = Limiter(
+            INFO_LINES, name="info-lines", store=MemoryStore(max_keys=_MOST_SUBMITTERS)
+        )
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
         """Return whether one more petition is admitted, with one statement; counts nothing."""
-        result = self._result(await self._store.get_usage(self._policy, submitter_id, realm))
-        if self._observer is not None:
-            self._observer.checked(submitter_id, result)
+        result = self._result(await self._store.get_usage(self.policy, submitter_id, realm))
+        if self._metrics is not None:
+            self._metrics.checked(submitter_id, result)
         if not result.allowed:
             self._log_refusal(submitter_id, result)
         return result
@@ -72,16 +76,16 @@ class RateLimitService(LoggingMixin):
         Raises:
             RateLimitExceededError: There is no room any more; nothing was counted.
         """
-        decision = await self._store.hold(self._policy, submitter_id, realm)
+        decision = await self._store.hold(self.policy, submitter_id, realm)
         result = self._result(decision)
         if not result.allowed:
-            if self._observer is not None:
-                self._observer.checked(submitter_id, result)
+            if self._metrics is not None:
+                self._metrics.checked(submitter_id, result)
             self._log_refusal(submitter_id, result)
-            raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
-        if self._observer is not None:
+            raise refusal_of(submitter_id, result, self.policy.window_minutes, self._store.counter)
+        if self._metrics is not None:
             valid_seconds = (result.reset_at - decision.at).total_seconds()
-            self._observer.recorded(submitter_id, result.remaining - 1, valid_seconds)
+            self._metrics.recorded(submitter_id, result.remaining - 1, valid_seconds)
         self._log.debug(
             "submission_recorded",
             submitter_id=str(submitter_id),
@@ -89,18 +93,18 @@ class RateLimitService(LoggingMixin):
         )
 
     async def get_remaining(self, submitter_id: UUID) -> int:
-        return self._result(await self._store.get_usage(self._policy, submitter_id)).remaining
+        return self._result(await self._store.get_usage(self.policy, submitter_id)).remaining
 
     def get_limit(self) -> int:
         """Return how many petitions of one submitter a window may hold."""
-        return self._policy.limit
+        return self.policy.limit
 
     def get_window_minutes(self) -> int:
-        return self._policy.window_minutes
+        return self.policy.window_minutes
 
     def _result(self, decision: BucketDecision) -> RateLimitResult:
         usage = decision.usages[0]
-        reset_at = usage.oldest_expiry or decision.at + self._policy.window
+        reset_at = usage.oldest_expiry or decision.at + self.policy.window
         if not decision.allowed:
             # Not the oldest counter's end: above the limit (it was lowered, say) that frees too little.
             usage, reset_at = decision.binding, decision.next_allowed or reset_at
@@ -115,39 +119,14 @@ class RateLimitService(LoggingMixin):
         )
 
     def _log_refusal(self, submitter_id: UUID, result: RateLimitResult) -> None:
-        refusals = self._lines.refused((submitter_id, result.scope))
-        write = self._log.debug if refusals is None else self._log.info
+        write = self._log.info if self._info_lines.hit(f"{submitter_id}/{result.scope}") else self._log.debug
         write(
             "rate_limit_exceeded",
             submitter_id=str(submitter_id),
             current_count=result.current_count,
             limit=result.limit,
             scope=result.scope,
-            refusals=refusals,
         )
-
-
-class RefusalLines:
-    """Which refusals have a line at INFO: the first ten of a submitter, then every hundredth, which stands for all of them.
-
-    After a minute without one, the next refusal is a first one again.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: dict[tuple[UUID, str], tuple[int, float]] = {}
-
-    def refused(self, kind: tuple[UUID, str]) -> int | None:
-        """Count a refusal; return how many refusals a line about it stands for, `None` if it has none."""
-        now = self._clock()
-        if len(self._seen) >= _MOST_FOLLOWED:
-            self._seen = {each: seen for each, seen in self._seen.items() if now - seen[1] <= QUIET_SECONDS}
-        count, last = self._seen.pop(kind, (0, now))
-        count = count + 1 if now - last <= QUIET_SECONDS else 1
-        self._seen[kind] = (count, now)
-        if count <= INDIVIDUALLY:
-            return 1
-        return TOGETHER if (count - INDIVIDUALLY) % TOGETHER == 0 else None
 
 
 def refusal_of(

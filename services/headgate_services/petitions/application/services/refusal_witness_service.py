@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from headgate_services.petitions.application.ports import EventLedgerPort, LedgerEvent
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
+from headgate_services.petitions.infrastructure.adapters.persistence import LedgerEvent, PetitionRecords
 
 INDIVIDUALLY = 10
 """The number of refusals of one kind in a row that have an event each."""
@@ -63,11 +63,11 @@ class RefusalWitnessService(LoggingMixin):
     """Writes refusals into the ledger.
 
     Args:
-        ledger: Where to.
-        clock: Seconds that never go back.
+        ledger: The ledger.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, ledger: EventLedgerPort, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: PetitionRecords, clock: Callable[[], float] = time.monotonic) -> None:
         self._init_logger(component="petition.witness")
         self._ledger = ledger
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The SQL files, read as they lie beside this module."""
+"""The SQL files beside this module."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
--- The statements that are sent, by name. Those of a BucketTable have its names and types filled in, safely quoted; what they
--- call things themselves begins with headgate_, so that a table may have any other name.
+-- The statements, by name. In those of a BucketTable, its quoted names and types are filled in. Their other names begin with
+-- headgate_, so that a table may have any other name.
 
 -- name: one
 -- Answer one request about one key.
@@ -14,16 +14,16 @@ SELECT headgate_many_v3($1, $2, $3, $4)
 SELECT headgate_clean_v1($1, $2)
 
 -- name: note
--- Keep a note, or look one up.
+-- Store or read a note.
 SELECT headgate_note_v1($1, $2, $3, $4)
 
 -- name: buckets_time
--- What all parts of a statement on a BucketTable take for the time: $1, or the database's clock when it begins.
+-- The time of all parts of a statement on a BucketTable: $1, or the database's clock when it begins.
 headgate_time AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS at)
 
 -- name: buckets_usage
--- What one rule counts: the sum of its live buckets, and the bucket whose end lets $2 more units in. `kept` is what is
--- counted in younger buckets, so the oldest bucket with little enough of that is the one to wait for.
+-- The count of one rule: the sum of its live buckets, and the bucket whose end admits $2 more units. `kept` is the sum of the
+-- younger buckets; the oldest bucket for which that is small enough is the one to wait for.
 SELECT
     {place} AS place,
     (SELECT at FROM headgate_time) AS at,
@@ -44,7 +44,7 @@ FROM (
 ) AS live
 
 -- name: buckets_check
--- What all rules count.
+-- The counts of all rules.
 WITH {time}
 {usage}
 
@@ -70,8 +70,8 @@ FROM headgate_time, unnest($3::{type}[]) AS asked
 ON CONFLICT ({key}, {bucket}) DO UPDATE SET {count} = old.{count} + excluded.{count}
 
 -- name: buckets_lock
--- Lock these keys, in the order that all callers keep, and return the isolation level. It is
--- a statement of its own, so that the next one sees what those committed whom it has waited for.
+-- Lock these keys, always in the same order, and return the isolation level. It is a separate statement, so that the next one
+-- sees the commits that it waited for.
 SELECT
     current_setting('transaction_isolation'),
     (

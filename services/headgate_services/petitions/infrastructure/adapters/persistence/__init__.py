@@ -1,4 +1,4 @@
-"""PostgreSQL behind the ports."""
+"""Counters, petitions and the ledger in PostgreSQL."""
 
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
 from headgate_services.petitions.infrastructure.adapters.persistence.migrations import (
@@ -10,22 +10,18 @@ from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_
 )
 from headgate_services.petitions.infrastructure.adapters.persistence.readiness import PostgresReadiness
 from headgate_services.petitions.infrastructure.adapters.persistence.records import (
-    PostgresCoSignRepository,
-    PostgresEventLedger,
-    PostgresHaltState,
-    PostgresPetitionRepository,
-    PostgresQueueStore,
+    LedgerEvent,
+    PetitionRecords,
+    QueueMeasure,
 )
 
 __all__ = [
     "Database",
-    "PostgresCoSignRepository",
-    "PostgresEventLedger",
-    "PostgresHaltState",
-    "PostgresPetitionRepository",
-    "PostgresQueueStore",
+    "LedgerEvent",
+    "PetitionRecords",
     "PostgresRateLimitStore",
     "PostgresReadiness",
+    "QueueMeasure",
     "all_migrations",
     "migrate",
 ]

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import psycopg
 
-from headgate_services.petitions.application.ports import LedgerEvent, RateLimitPolicy
+from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.config import PetitionQueueConfig
 from headgate_services.petitions.domain.models import REALMS, Draft, PetitionType
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
@@ -22,10 +22,8 @@ from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_
     PostgresRateLimitStore,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence.records import (
-    PostgresEventLedger,
-    PostgresHaltState,
-    PostgresPetitionRepository,
-    PostgresQueueStore,
+    LedgerEvent,
+    PetitionRecords,
 )
 
 REHEARSAL_SECONDS = 30.0
@@ -73,14 +71,14 @@ class PostgresReadiness:
         await self._database.ping()
 
     async def _rehearse(self) -> None:
-        queue = PostgresQueueStore(self._database)
-        await queue.measure(self._queue.cache_ttl_seconds)
+        records = PetitionRecords(self._database)
+        await records.measure_queue(self._queue.cache_ttl_seconds)
         draft = Draft(PetitionType.META, "readiness check", REALMS[0], counted_as=uuid4())
         event = LedgerEvent("petition.submission.rehearsed", "readiness", str(draft.counted_as), {})
         async with self._database.transaction():
-            await PostgresHaltState(self._database).get_reason()
-            await PostgresPetitionRepository(self._database).save(draft)
-            await PostgresEventLedger(self._database).append(event)
+            await records.get_halt_reason()
+            await records.save_petition(draft)
+            await records.append(event)
             await self._counters.hold(self._policy, draft.counted_as, draft.realm)
-            await queue.take_place(self._queue.threshold)
+            await records.take_place(self._queue.threshold)
             raise psycopg.Rollback

@@ -1,14 +1,16 @@
-"""Petitions, the ledger and the halt in PostgreSQL."""
+"""Petitions, co-signs, the queue, the ledger and the halt in PostgreSQL."""
 
 from __future__ import annotations
 
-from typing import Any, LiteralString
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
 from blake3 import blake3
 from psycopg.types.json import Jsonb
 
-from headgate_services.petitions.application.ports import LedgerEvent, QueueMeasure
 from headgate_services.petitions.domain.models import CoSign, Draft, Petition, PetitionState, PetitionType
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
 
@@ -55,11 +57,42 @@ _HALT = "UPDATE halt_state SET is_halted = TRUE, reason = %s, halted_at = clock_
 _RESUME = "UPDATE halt_state SET is_halted = FALSE, reason = NULL, halted_at = NULL"
 
 
-class _Records:
-    """What is kept in tables; the ports say what each method does."""
+@dataclass(frozen=True, slots=True)
+class LedgerEvent:
+    """An entry of the ledger.
+
+    Attributes:
+        type: Three lower-case words: branch, noun and verb.
+        actor_id: The id of the person or program that did it.
+        trace_id: The id under which the logs have it.
+        payload: The details.
+    """
+
+    type: str
+    actor_id: str
+    trace_id: str
+    payload: Mapping[str, Any]
+
+
+class QueueMeasure(NamedTuple):
+    """Number of waiting petitions, and the age of the count in seconds; petitions saved since are included."""
+
+    depth: int
+    age: float
+
+
+class PetitionRecords:
+    """All records of the service except the counters.
+
+    Statements run in the current transaction, or else on their own.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def transaction(self) -> AbstractAsyncContextManager[object]:
+        """Open a transaction; see `Database.transaction`."""
+        return self._database.transaction()
 
     async def _row(self, query: LiteralString, *parameters: Any) -> tuple[Any, ...] | None:
         async with self._database.connection() as connection:
@@ -71,11 +104,7 @@ class _Records:
         assert row is not None  # these queries always return one
         return int(row[0])
 
-
-class PostgresPetitionRepository(_Records):
-    """Petitions in `petition_submissions`."""
-
-    async def save(self, draft: Draft) -> Petition:
+    async def save_petition(self, draft: Draft) -> Petition:
         """Keep a new petition, with the BLAKE3 hash of its text."""
         preferences = draft.notification_preferences
         row = await self._row(
@@ -89,18 +118,17 @@ class PostgresPetitionRepository(_Records):
         )
         return _petition(row)
 
-    async def get(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
+    async def get_petition(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
+        """Return a petition; `for_update` locks it until the transaction ends."""
         row = await self._row(f"{_GET} FOR UPDATE" if for_update else _GET, petition_id)
         return None if row is None else _petition(row)
 
-    async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
+    async def change_petition(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
+        """Set the state of a petition, and the reason."""
         return _petition(await self._row(_CHANGE, state, fate_reason, petition_id))
 
-
-class PostgresCoSignRepository(_Records):
-    """Co-signs in `petition_co_signs`."""
-
-    async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+    async def add_co_sign(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+        """Save a co-sign; `None` if this identity has co-signed the petition before."""
         row = await self._row(_CO_SIGN, petition_id, signer_id)
         if row is None:
             return None
@@ -108,11 +136,8 @@ class PostgresCoSignRepository(_Records):
         count = await self._number(_CO_SIGNERS, petition_id)
         return CoSign(id_, petition_id, signer_id, signed_at, count)
 
-
-class PostgresQueueStore(_Records):
-    """The one row of `petition_queue`."""
-
-    async def measure(self, max_age: float) -> QueueMeasure:
+    async def measure_queue(self, max_age: float) -> QueueMeasure:
+        """Return the number of waiting petitions; count them if the last count is older than `max_age` seconds."""
         row = await self._row(_DEPTH)
         assert row is not None  # a migration put it there
         if row[1] < max_age:
@@ -124,36 +149,37 @@ class PostgresQueueStore(_Records):
             return QueueMeasure(await self._number(_RECOUNT), 0.0)
 
     async def take_place(self, threshold: int) -> int | None:
-        """Add one if fewer than `threshold` wait, in the transaction under way, and return how many wait then."""
+        """Add one if fewer than `threshold` wait, and return the new number; `None` if the queue is full.
+
+        Other transactions that take a place wait until the current one ends.
+        """
         row = await self._row(_TAKE_PLACE, threshold)
         return None if row is None else int(row[0])
 
-
-class PostgresEventLedger(_Records):
-    """Events in `ledger.governance_events`, which takes additions only."""
-
     async def append(self, event: LedgerEvent) -> int:
+        """Write an event into the ledger, which takes additions only, and return its number."""
         return await self._number(_APPEND, *_columns(event))
 
     async def append_unless_halted(self, event: LedgerEvent) -> int | None:
+        """Write an event and return its number; while the system is halted, write nothing and return `None`."""
         row = await self._row(_APPEND_UNLESS_HALTED, *_columns(event))
         return None if row is None else int(row[0])
 
     async def last_sequence(self) -> int:
+        """Return the number of the latest event; 0 in an empty ledger."""
         return await self._number(_LAST)
 
-
-class PostgresHaltState(_Records):
-    """The one row of `halt_state`."""
-
-    async def get_reason(self) -> str | None:
+    async def get_halt_reason(self) -> str | None:
+        """Return the reason of the halt; `None` if the system is not halted."""
         row = await self._row(_REASON)
         return None if row is None else str(row[0])
 
     async def halt(self, reason: str) -> None:
+        """Refuse all writes until `resume`."""
         await self._row(_HALT, reason)
 
     async def resume(self) -> None:
+        """Accept writes again."""
         await self._row(_RESUME)
 
 

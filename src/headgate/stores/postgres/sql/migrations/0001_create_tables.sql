@@ -1,23 +1,23 @@
 -- Headgate's tables, and the functions that decide.
 --
--- Numbers are whole numbers; times are microseconds since the epoch. The functions are ports of headgate/algorithms: the
+-- Numbers are integers; times are microseconds since the epoch. The functions are ports of headgate/algorithms: the
 -- same names and steps, in the same order. Products that could pass 2^63 are numeric or written as a division.
 
--- One state per rule and key. It is written on every admission, so its row must be able to move within its page: half of
--- each page stays free, and nothing but the key has an index.
+-- One state per rule and key. Every admission writes it, so updates should stay within the page (HOT): half of each page is
+-- free, and only the key has an index.
 CREATE TABLE headgate_states (
-    key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each with its length before it
+    key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each after its length
     state bigint[] NOT NULL, -- as headgate_decide_v2 describes it
-    expires bigint NOT NULL  -- when it equals a fresh one, by this server's clock
+    expires bigint NOT NULL  -- the time at which it equals a fresh one, by this server's clock
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
--- To compress a log of a thousand entries takes longer than to decide and write it.
+-- Compressing a log of a thousand entries takes longer than deciding and writing it.
 ALTER TABLE headgate_states ALTER COLUMN state SET STORAGE EXTERNAL;
 
 -- A state while headgate_many_v3 works on it.
 CREATE TYPE headgate_cell_v2 AS (
-    state bigint[], -- null if there is none
-    place tid,      -- where it was found; null if it was not
-    expires bigint  -- null if it was not changed
+    state bigint[], -- or null
+    place tid,      -- its location, or null
+    expires bigint  -- null if unchanged
 );
 
 -- Decide one rule.
@@ -28,24 +28,24 @@ CREATE TYPE headgate_cell_v2 AS (
 --                                          live bucket, oldest first                    n, d, burst
 --
 -- kind             4 concurrent                                5 calendar
--- a b c d          limit, lease, -, -                          limit, and where three windows begin that follow each other
+-- a b c d          limit, lease, -, -                          limit, and the starts of three consecutive windows
 -- state            birth, latest, total, then end, number      birth, end, units
---                  and units of each lease, first end first
+--                  and units of each lease, by end
 --
 -- forced           whether to count the units even beyond the limit
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind, -5 if now is in none of the first two windows; else after how long they will be admitted
---   2  units left without this call; after -3 how many more could be counted; after -5 now
---   3  after how long nothing would be counted without this call
+--      state is not one of this kind, -5 if now is outside of the first two windows; else the time until they are admitted
+--   2  units left without this call; after -3 the units that could still be counted; after -5 now
+--   3  the time until the state is fresh, without this call
 --   4  the same with this call, if it was admitted
 --   5  to 9: the receipt: birth and index, number or end; or birth, level before, time, refunded and time before
 --   10 and on: the new state, if there is one
 --
--- States with a list carry its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
--- most that every store counts exactly. Each expression costs most when it is met first in a transaction, so there are
--- few of them on the way to an admission.
+-- States with a list contain its total, so that no call has to compute it. 9007199254740991 is 2^53 - 1, the largest number
+-- that every store counts exactly. The first evaluation of an expression in a transaction is expensive, so there are few
+-- expressions on the path of an admission.
 CREATE FUNCTION headgate_decide_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], now bigint, cost bigint, birth bigint, forced boolean
@@ -65,10 +65,10 @@ DECLARE
     parts ALIAS FOR c; -- small parts in a unit: the algorithm's d
     tick ALIAS FOR d;
     size integer;
-    first integer; -- where the first live bucket or lease stands
-    place integer; -- where a new lease goes
+    first integer; -- position of the first live bucket or lease
+    place integer; -- position of a new lease
     newest bigint; -- the index of the last bucket; the end of a new lease
-    index bigint;  -- of a calendar's window: its end
+    index bigint;  -- the end of a calendar's window
     count bigint;
     level bigint;
     time bigint;
@@ -123,7 +123,7 @@ BEGIN
             count := state[2];
             newest := state[size - 1];
             first := 3;
-            time := greatest(now, newest * width) - lifetime; -- buckets that began by then no longer count
+            time := greatest(now, newest * width) - lifetime; -- buckets that began until this time no longer count
             WHILE state[first] * width <= time LOOP
                 count := count - state[first + 1];
                 first := first + 2;
@@ -226,7 +226,7 @@ BEGIN
         RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
     END IF;
     time := greatest(now / tick, state[3]);
-    -- Written as divisions: how long it takes to drain, rather than how much does.
+    -- Written as divisions: the time to drain, rather than the amount drained.
     IF time - state[3] < (state[2] + state[5] - 1) / state[5] THEN
         IF state[5] = n AND state[6] = parts AND state[7] = burst THEN
             birth := state[1];
@@ -234,11 +234,11 @@ BEGIN
             refunded := state[4];
             reset_after := (time + (level + n - 1) / n) * tick - now;
         ELSE
-            -- Receipts name units of the other shape: they must not be given back in this one, so the birth is new.
+            -- Receipts are about units of the old parameters: they must not be given back with the new ones, so the birth is new.
             level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740992);
             refunded := 0;
-            -- While nothing is written the state keeps its shape, and is fresh as soon as it is so in one of the two. What
-            -- cannot be counted in this one is so in its own alone.
+            -- Until it is written, the state keeps its parameters, and is fresh as soon as it is fresh with the old or the
+            -- new ones. A level above the exact range is fresh with the old ones only.
             reset_after := (state[3] + (state[2] + state[5] - 1) / state[5]) * tick - now;
             IF level <= 9007199254740991 THEN
                 level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
@@ -277,9 +277,9 @@ $$;
 --
 -- kind, a b c d, state   as in headgate_decide_v2
 -- receipt                the receipt that it returned; a token bucket's is followed by n, d, burst
--- held                   the units that the receipt is for
+-- held                   the units of the receipt
 --
--- Returns null if nothing changes; else when the new state will be fresh, and the new state if there is one.
+-- Returns null if nothing changes; else the time at which the new state is fresh, and the new state, if any.
 CREATE FUNCTION headgate_refund_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
@@ -336,7 +336,7 @@ BEGIN
         place := 4;
         LOOP
             place := array_position(state, receipt[2], place + 1);
-            EXIT WHEN place % 3 = 2 OR place IS NULL; -- not where an end or units happen to be that number
+            EXIT WHEN place % 3 = 2 OR place IS NULL; -- not an end or units with the same value
         END LOOP;
         count := state[place + 1];
         IF count IS NULL THEN
@@ -363,15 +363,15 @@ BEGIN
     parts := state[6];
     now := greatest(now / d, time);
     "left" := CASE WHEN now - time < (level + n - 1) / n THEN level - n * (now - time) ELSE 0 END;
-    -- What has drained since came first out of what was there before the hold and has not been given back since, then out
-    -- of the units that stay charged, and only then out of those that are given back.
+    -- Order of draining since the hold: first the level before the hold without later refunds, then the units that stay
+    -- charged, and finally the units that are given back.
     gone := n::numeric * (now - receipt[3]) - greatest(0, receipt[2] - (refunded - receipt[4])) - (held - cost) * parts;
     back := least("left", greatest(0, cost * parts - greatest(0, gone)));
     IF "left" = back THEN
         RETURN ARRAY[0];
     END IF;
     IF cost = held AND level = receipt[2] + held * parts AND time = receipt[3] AND refunded = receipt[4] THEN
-        -- Nothing has happened since the hold: back to the state before it, whose level cannot pass the exact range.
+        -- Nothing happened since the hold: restore the state before it, whose level is in the exact range.
         level := receipt[2] + n * (time - receipt[5]);
         time := receipt[5];
     ELSE
@@ -386,7 +386,7 @@ BEGIN
 END
 $$;
 
--- Return the state after the lease of a receipt was renewed; null if it has ended or was given back.
+-- Return the state after the lease of a receipt was renewed; null if the lease ended or was given back.
 --
 -- lease    of the rule
 -- state    of a concurrent rule, as in headgate_decide_v2
@@ -399,9 +399,9 @@ AS $$
 DECLARE
     time CONSTANT bigint := greatest(now, state[2]);
     count bigint := state[3];
-    first integer := 4; -- where the first live lease stands
-    last integer := cardinality(state) + 1; -- where the renewed one goes
-    place integer := 4; -- where its number stands
+    first integer := 4; -- position of the first live lease
+    last integer := cardinality(state) + 1; -- position of the renewed lease
+    place integer := 4; -- position of its number
     newest bigint; -- its end
 BEGIN
     IF state IS NULL OR state[1] <> receipt[1] THEN
@@ -409,7 +409,7 @@ BEGIN
     END IF;
     LOOP
         place := array_position(state, receipt[2], place + 1);
-        EXIT WHEN place % 3 = 2 OR place IS NULL; -- not where an end or units happen to be that number
+        EXIT WHEN place % 3 = 2 OR place IS NULL; -- not an end or units with the same value
     END LOOP;
     IF place IS NULL OR state[place - 1] <= time THEN
         RETURN NULL;
@@ -431,12 +431,12 @@ $$;
 -- rule renews the receipt's lease instead.
 --
 -- kind, a b c d, state, now, cost, birth  as in headgate_decide_v2
--- receipt, held                           as in headgate_refund_v2; of a token bucket with n, d, burst as they are here
+-- receipt, held                           as in headgate_refund_v2; for a token bucket with the current n, d, burst
 --
 -- Returns
---   1   units left without this call after the receipt's have been given back
---   2   to 10: what headgate_decide_v2 returns first. What is said of the time without this call is without giving back too.
---   11  and on: the new state; 0 alone if none is left, nothing if it stays as it is
+--   1   units left without this call after the refund of the receipt
+--   2   to 10: the first nine numbers of headgate_decide_v2. Times without this call are also without the refund.
+--   11  and on: the new state; only 0 if it is fresh, nothing if it is unchanged
 CREATE FUNCTION headgate_move_v1(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], receipt bigint[], held bigint, now bigint, cost bigint, birth bigint
@@ -447,8 +447,8 @@ IMMUTABLE
 AS $$
 DECLARE
     as_is CONSTANT bigint[] := headgate_decide_v2(kind, a, b, c, d, state, now, 0, birth, false);
-    at bigint := now; -- as the state reads the time: units must not move to an earlier one
-    given bigint[]; -- as headgate_refund_v2 returns it
+    at bigint := now; -- the time of the state: units must not move to an earlier time
+    given bigint[]; -- the result of headgate_refund_v2
     after bigint[];
     retry_after bigint;
 BEGIN
@@ -471,7 +471,7 @@ BEGIN
     ELSIF state[2] > now AND NOT now BETWEEN b AND d - 1 THEN
         RETURN ARRAY[0, -5, now, 0, 0, 0, 0, 0, 0, 0];
     ELSIF state[2] > (CASE WHEN now < c THEN c ELSE d END) THEN
-        -- A later window was already counted in. It is the one to decide on, even if nothing is left in it.
+        -- A later window is already in use. It decides, even if its count is now zero.
         at := state[2] - 1;
         b := at;
         c := state[2];
@@ -493,8 +493,8 @@ BEGIN
     IF retry_after >= 0 THEN
         retry_after := retry_after + at - now;
         IF kind = 3 AND state IS NOT NULL THEN
-            -- From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is
-            -- as long as if nothing were given back.
+            -- At some point the bucket drains the units that would be given back, so waiting for them gains nothing. Then
+            -- the wait is as long as without giving back.
             given := headgate_refund_v2(kind, a, b, c, d, state, receipt, held, held, now + retry_after);
             after := headgate_decide_v2(
                 kind, a, b, c, d, CASE WHEN given IS NULL THEN state ELSE nullif(given[2 :], '{}') END,
@@ -509,20 +509,20 @@ BEGIN
 END
 $$;
 
--- Return the number of the advisory lock that everybody takes who writes the state of a key.
+-- Return the number of the advisory lock that every writer of a key's state takes.
 CREATE FUNCTION headgate_lock_number_v1(key bytea)
 RETURNS bigint
 LANGUAGE sql
 IMMUTABLE
 AS $$ SELECT hashtextextended(encode(key, 'escape'), 0) $$;
 
--- Answer one request about one key: the shortest way.
+-- Answer one request about one key: the fast path.
 --
 -- operation        0 peek, 1 hit or hold, 2 record
 -- kind, a b c d    as in headgate_decide_v2
--- at               a time of the caller's own, or -1 for this server's
--- birth            for a state that is fresh
--- durable          whether to wait until the disk has it
+-- at               the time, or -1 for this server's clock
+-- birth            the birth of a new state
+-- durable          whether to wait until it is on disk
 --
 -- Returns the first nine numbers of headgate_decide_v2.
 CREATE FUNCTION headgate_one_v2(
@@ -532,7 +532,7 @@ CREATE FUNCTION headgate_one_v2(
 RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
--- A plan that was made while the table was small would read all of it for every key long after it has grown.
+-- A plan that was cached while the table was small would scan the whole table for every key after it has grown.
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
@@ -552,17 +552,17 @@ BEGIN
     IF operation > 0 THEN
         ignored := pg_advisory_xact_lock(headgate_lock_number_v1(key))::text;
     END IF;
-    -- Each statement sees what was committed before it began: so the state is read by one of its own after the lock.
+    -- Each statement sees the rows committed before it began, so a separate statement reads the state after the lock.
     SELECT states.state, states.ctid INTO before, place FROM headgate_states AS states WHERE states.key = key;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
     after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
     IF operation > 0 AND after[10] IS NOT NULL THEN
-        -- A state that was written at a time of the caller's own lives an hour longer than it seems to need.
+        -- A state that was written with the caller's time is kept for an hour longer.
         server_now := server_now + after[4] + CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
         UPDATE headgate_states AS states SET state = after[10 :], expires = server_now
-        WHERE states.ctid = place AND states.key = key; -- where it was just found, unless it was cleared away since
+        WHERE states.ctid = place AND states.key = key; -- its known location, unless it was removed
         IF NOT FOUND THEN
             INSERT INTO headgate_states AS states VALUES (key, after[10 :], server_now)
             ON CONFLICT ON CONSTRAINT headgate_states_pkey
@@ -573,18 +573,18 @@ BEGIN
 END
 $$;
 
--- Answer requests one after the other, each for all of its rules together, and write what changed.
+-- Answer requests one after the other, each for all of its rules together, and write the changed states.
 --
--- keys     the states that the requests are about, each once; first those that may be written, in ascending order
--- locks    how many these are
+-- keys     the keys of all states, each once; first the keys of states that may be written, in ascending order
+-- locks    the number of these
 -- program  the requests one after the other:
 --            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another or renews
 --            at, birth        as in headgate_one_v2
---            rules            how many rules follow, each as
---              key            its place in keys; of a reset nothing else
+--            rules            the number of rules that follow, each as
+--              key            its position in keys; a reset has nothing else
 --              kind, a b c d
 --              cost
---              receipt        of 3 and 5 only: eight numbers, then the units that it is for; of 5 these may be 0
+--              receipt        for 3 and 5 only: eight numbers, then its units; for 5 these may be 0
 -- durable  as in headgate_one_v2
 --
 -- Returns, for each rule of each request but 3 and 4, the first nine numbers of headgate_decide_v2. Such a request was
@@ -594,28 +594,28 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
 SET enable_seqscan = off -- as above
-SET enable_bitmapscan = off -- an index is read in the order of the keys, so the states need not be sorted
+SET enable_bitmapscan = off -- an index scan returns states in the order of the keys
 AS $$
 DECLARE
     present bytea[]; -- the keys that have a state
-    cells headgate_cell_v2[]; -- by place in keys
-    changes headgate_cell_v2[]; -- what the request under way would make of them, by rule
+    cells headgate_cell_v2[]; -- by position in keys
+    changes headgate_cell_v2[]; -- the changes of the current request, by rule
     cell headgate_cell_v2;
     reply bigint[];
-    recent bigint[]; -- what belongs at its end: adding to a long array takes longer than adding to a short one
+    recent bigint[]; -- values to append to it: appending to a long array is slower than to a short one
     server_now bigint;
     ignored text;
     few boolean;
     updated integer;
     removed boolean := false;
-    p integer := 1; -- where the request begins in the program
-    q integer; -- where its next rule does
+    p integer := 1; -- position of the request in the program
+    q integer; -- position of its next rule
     place integer; -- in keys
     operation bigint;
     at bigint := -1;
     now bigint;
     rules integer;
-    lefts bigint[]; -- of each rule, once its receipt's units have been given back
+    lefts bigint[]; -- units left of each rule after the refund of its receipt
     grace bigint := 0;
     admitted boolean;
     after bigint[];
@@ -626,8 +626,8 @@ BEGIN
     IF NOT durable THEN
         ignored := set_config('synchronous_commit', 'off', true);
     END IF;
-    -- Everybody locks in the order of the keys, so no two calls can wait for each other.
-    few := cardinality(keys) < 8; -- then a statement for each key costs less than one for all
+    -- All calls lock in the order of the keys, so that no deadlock is possible.
+    few := cardinality(keys) < 8; -- then a statement per key is faster than one for all keys
     IF few THEN
         FOR k IN 1 .. locks LOOP
             ignored := pg_advisory_xact_lock(headgate_lock_number_v1(keys[k]))::text;
@@ -643,14 +643,14 @@ BEGIN
             array_agg(ROW(states.state, states.ctid, NULL)::headgate_cell_v2 ORDER BY states.key)
         INTO present, cells
         FROM headgate_states AS states WHERE states.key = ANY (keys);
-        IF present IS DISTINCT FROM keys THEN -- some have no state yet, or are only looked at and so not in this order
+        IF present IS DISTINCT FROM keys THEN -- some have no state yet, or are only read and therefore not sorted
             cells := ARRAY(SELECT cells[array_position(present, asked)] FROM unnest(keys) AS asked);
         END IF;
     END IF;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
     now := server_now;
 
-    -- Each statement takes its time, an assignment as much as a question: so there are few on the way to an admission.
+    -- Every statement takes time, even an assignment, so there are few on the path of an admission.
     WHILE p <= cardinality(program) LOOP
         operation := program[p];
         rules := program[p + 3];
@@ -671,7 +671,7 @@ BEGIN
                 recent := recent || after[: 9];
                 admitted := admitted AND after[1] = -1;
                 IF admitted THEN
-                    -- There is no new state after a cost of 0, or a limit of 0 that records nothing.
+                    -- A cost of 0, or a limit of 0 that records nothing, makes no new state.
                     changes[i] := CASE WHEN after[10] IS NULL THEN cells[place] ELSE
                         ROW(after[10 :], cells[place].place, server_now + after[4] + grace)::headgate_cell_v2 END;
                 END IF;
@@ -743,7 +743,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- A state is where it was just found, unless it was cleared away since.
+    -- A state is at its known location, unless it was removed.
     IF few THEN
         FOR k IN 1 .. locks LOOP
             cell := cells[k];
@@ -790,9 +790,9 @@ BEGIN
 END
 $$;
 
--- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
+-- Check the next few states, remove the ones that equal a fresh one, and return the last key; null at the end of the table.
 --
--- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal.
+-- It skips locked rows, so it cannot cause a deadlock: a state that is just being written must not be removed anyway.
 CREATE FUNCTION headgate_clean_v1(after bytea, most integer)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -805,7 +805,7 @@ DECLARE
         SELECT states.key FROM headgate_states AS states WHERE states.key > after ORDER BY states.key LIMIT most
     );
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true); -- what a crash brings back will be removed again
+    PERFORM set_config('synchronous_commit', 'off', true); -- states that reappear after a crash are removed again
     DELETE FROM headgate_states AS states WHERE states.key IN (
         SELECT over.key FROM headgate_states AS over
         WHERE over.key = ANY (next_few) AND over.expires <= now
@@ -815,16 +815,16 @@ BEGIN
 END
 $$;
 
--- Notes: a short text under a name, which is decided once for everybody. The text never changes.
+-- Notes: short texts under a name. The first caller decides the text, which never changes.
 CREATE TABLE headgate_notes (
     key bytea PRIMARY KEY,  -- namespace and name
-    note bytea NOT NULL,    -- text in UTF-8, which may hold what PostgreSQL's own text may not
+    note bytea NOT NULL,    -- text in UTF-8, with characters that PostgreSQL's text type does not allow
     expires bigint NOT NULL -- by this server's clock
 );
 CREATE INDEX headgate_notes_expires ON headgate_notes (expires);
 
--- Keep a note for so many microseconds, unless there is another one that has not expired, and return the one that is kept;
--- without a note, only return it. The ones that expired first are removed as it goes: more than come with each call.
+-- Store a note for some microseconds, unless another one exists that has not expired, and return the stored one; without a
+-- note, only return it. Each call that stores a note removes more expired notes than it adds, oldest first.
 CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable boolean)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -843,7 +843,7 @@ BEGIN
         IF NOT durable THEN
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
-        -- Whoever comes second waits here for the first one, and has locked the row then, even if it stays as it is.
+        -- A concurrent call waits here for the first one, and then has the row locked, even if it is unchanged.
         INSERT INTO headgate_notes AS notes VALUES (key, note, now + lasting)
         ON CONFLICT ON CONSTRAINT headgate_notes_pkey
         DO UPDATE SET note = excluded.note, expires = greatest(notes.expires, excluded.expires)
@@ -854,7 +854,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         );
     END IF;
-    -- A statement of its own, which sees what was committed while the first one waited.
+    -- A separate statement, which sees the rows committed while the first one waited.
     SELECT notes.note INTO kept FROM headgate_notes AS notes WHERE notes.key = key AND notes.expires > now;
     RETURN kept;
 END

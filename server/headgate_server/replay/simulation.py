@@ -1,0 +1,360 @@
+"""Replay every request of a log through one limiter, or through two to compare them.
+
+A replayed limiter is made as the live policy makes it, over a memory store with the clock of the log. So tiers, overrides
+and shadow rules mean the same as in service, and states expire by the time of the log: memory holds the keys that are live
+at that time, however many the log has. Time never goes back here, because `requests.in_order` sorts.
+
+The log cannot tell what callers would have done after a refusal. `Retries` is a simple model of it, counted apart from the
+requests of the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import IO, NamedTuple
+
+from headgate import ConfigError, CostTooHigh, Decision, Rule
+from headgate.clock import MICROSECONDS, SteadyClock
+from headgate.observe import TopKeys
+from headgate.policy import LimiterPolicy, ShadowCount, Version
+from headgate.rules import SHARED
+from headgate.stores import MemoryStore, Request
+from headgate_server.replay.errors import ReplayError
+from headgate_server.replay.requests import LogCounts, LoggedRequest, caller_name
+from headgate_server.replay.tally import MOST_CALLERS, SHOWN_CALLERS, ReplayTally
+
+MAX_KEYS = 20_000_000
+"""States that may live at once; more than fit into the memory of most machines."""
+MOST_PENDING = 1_000_000
+SHOWN_CHANGES = 20
+LINES_BETWEEN_PROGRESS = 5_000
+
+
+class ReplayClock(SteadyClock):
+    """A clock that shows the time of the current request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0
+
+    def now_us(self) -> int:
+        return self.at
+
+
+class ReplayedLimiter:
+    """One limiter of a policy, with the clock of a log.
+
+    Args:
+        policy: The limiter. Its store and its settings for outages are ignored.
+
+    Attributes:
+        policy: The same, without the rules that are not replayed.
+        left_out: The names of these: `concurrent` rules, because most logs do not have the duration of requests.
+
+    Raises:
+        ReplayError: It has no other rule.
+    """
+
+    def __init__(self, policy: LimiterPolicy) -> None:
+        self.left_out = tuple(rule.name for rule in (*policy.rules, *policy.shadow) if _is_left_out(rule))
+        rules, shadow = (
+            tuple(rule for rule in rules if not _is_left_out(rule)) for rules in (policy.rules, policy.shadow)
+        )
+        if not rules:
+            raise ReplayError(
+                f"{policy.name} has only concurrent rules, which are not replayed: most logs do not have the duration "
+                f"of requests"
+            )
+        self.policy = policy = replace(policy, rules=rules, shadow=shadow)
+        self._clock = ReplayClock()
+        self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
+        alone = replace(policy, store="memory://", on_store_error="open", deadline=None)
+        self._version = Version(alone, self._store)
+        self._ask = self._version.gate.ask
+
+    @property
+    def overflowed(self) -> int:
+        """How many requests found memory full, and so were decided more strictly than live."""
+        return self._store.overflowed
+
+    def decide(self, request: LoggedRequest) -> Decision | None:
+        """Return the decision at the time of the request; `None` if no wait would ever admit its cost.
+
+        Raises:
+            ConfigError: The key does not fit the rules.
+        """
+        self._clock.at = request.at
+        try:
+            return self._ask(Request("hit", request.key, request.cost, request.tier))[0]
+        except CostTooHigh:
+            return None
+
+    def shadow_counts(self) -> dict[str, ShadowCount]:
+        """Return the counts of each shadow rule, of the requests that the live rules admitted."""
+        return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
+
+
+def _is_left_out(rule: Rule) -> bool:
+    return rule.kind == "concurrent"
+
+
+def scopes_of(policy: LimiterPolicy) -> tuple[str, ...]:
+    """Return the scopes that a limiter's rules count by, shadow rules included, in their order."""
+    scopes = dict.fromkeys(rule.scope for rule in (*policy.rules, *policy.shadow))
+    return tuple(scope for scope in scopes if scope is not None and scope != SHARED)
+
+
+def needs_key(policy: LimiterPolicy) -> bool:
+    """Return whether any rule counts by key."""
+    return any(rule.scope != SHARED for rule in (*policy.rules, *policy.shadow))
+
+
+class _Retry(NamedTuple):
+    """A request that comes again; at the same time, the requests of the log come first."""
+
+    at: int
+    order: int
+    tried: int
+    since: int
+    request: LoggedRequest
+
+
+class Retries:
+    """Model of callers that come again after the wait of a refusal, in whole seconds as `Retry-After` has it.
+
+    Args:
+        limiter: The limiter that decides.
+        tries: How often a caller tries again.
+
+    Attributes:
+        made: Retries that were made.
+        admitted: Requests that a retry got through.
+        gave_up: Requests that never got through.
+        not_modelled: Refusals without a retry, because too many were pending.
+    """
+
+    def __init__(self, limiter: ReplayedLimiter, tries: int) -> None:
+        self._limiter = limiter
+        self._pending: list[_Retry] = []
+        self._waited_us = 0
+        self.tries = tries
+        self.made = 0
+        self.admitted = 0
+        self.gave_up = 0
+        self.not_modelled = 0
+
+    def run_until(self, at: int | None) -> None:
+        """Make all retries before a time, or all that are left."""
+        while self._pending and (at is None or self._pending[0].at < at):
+            retry = heappop(self._pending)
+            self.made += 1
+            decision = self._limiter.decide(retry.request._replace(at=retry.at))
+            if decision is not None and decision.allowed:
+                self.admitted += 1
+                self._waited_us += retry.at - retry.since
+            else:
+                self._refused(retry, decision)
+
+    def add(self, request: LoggedRequest, decision: Decision | None) -> None:
+        """Schedule the first retry of a refused request."""
+        self._refused(_Retry(request.at, request.order, 0, request.at, request), decision)
+
+    def _refused(self, retry: _Retry, decision: Decision | None) -> None:
+        wait = None if decision is None else decision.retry_after_us
+        if wait is None or retry.tried >= self.tries:
+            self.gave_up += 1
+        elif len(self._pending) >= MOST_PENDING:
+            self.not_modelled += 1
+        else:
+            at = retry.at + max(1, -(wait // -MICROSECONDS)) * MICROSECONDS
+            heappush(self._pending, retry._replace(at=at, tried=retry.tried + 1))
+
+    def as_json(self) -> dict[str, object]:
+        """Return the figures for the report."""
+        return {
+            "tries": self.tries,
+            "made": self.made,
+            "admitted": self.admitted,
+            "gave_up": self.gave_up,
+            "mean_wait": self._waited_us / self.admitted / MICROSECONDS if self.admitted else None,
+            "not_modelled": self.not_modelled,
+        }
+
+
+class Simulation:
+    """One limiter, its decisions, and the retries of refused callers.
+
+    Args:
+        policy: The limiter.
+        tries: How often a refused caller tries again.
+    """
+
+    def __init__(self, policy: LimiterPolicy, tries: int = 0) -> None:
+        self.limiter = ReplayedLimiter(policy)
+        self.tally = ReplayTally(self.limiter)
+        self.retries = Retries(self.limiter, tries) if tries else None
+
+    def decide(self, request: LoggedRequest) -> Decision | None:
+        """Decide a request of the log, and count it.
+
+        Raises:
+            ConfigError: The key does not fit the rules.
+        """
+        if self.retries is not None:
+            self.retries.run_until(request.at)
+        decision = self.limiter.decide(request)
+        self.tally.add(request, decision)
+        if self.retries is not None and not _is_admitted(decision):
+            self.retries.add(request, decision)
+        return decision
+
+    def as_json(self) -> dict[str, object]:
+        """Return the figures for the report."""
+        retries = None if self.retries is None else self.retries.as_json()
+        return {**self.tally.as_json(), "retries": retries}
+
+
+@dataclass(slots=True)
+class Changes:
+    """Differences between two policies, request by request."""
+
+    both_admit: int = 0
+    both_refuse: int = 0
+    newly_refused: int = 0
+    newly_admitted: int = 0
+    refused_callers: TopKeys[str] = field(default_factory=lambda: TopKeys(MOST_CALLERS))
+    admitted_callers: TopKeys[str] = field(default_factory=lambda: TopKeys(MOST_CALLERS))
+    examples: list[dict[str, object]] = field(default_factory=list)
+
+    def add(self, request: LoggedRequest, before: Decision | None, after: Decision | None) -> None:
+        """Count a request that both have decided."""
+        was, will = _is_admitted(before), _is_admitted(after)
+        if was and will:
+            self.both_admit += 1
+            return
+        if not was and not will:
+            self.both_refuse += 1
+            return
+        if was:
+            self.newly_refused += 1
+            self.refused_callers.add(request.caller)
+        else:
+            self.newly_admitted += 1
+            self.admitted_callers.add(request.caller)
+        if len(self.examples) < SHOWN_CHANGES:
+            refusal = after if was else before
+            self.examples.append(
+                {
+                    "time": request.at / MICROSECONDS,
+                    "key": request.caller,
+                    "route": request.route,
+                    "change": "refused" if was else "admitted",
+                    "rule": None if refusal is None else refusal.rule,
+                }
+            )
+
+    def as_json(self) -> dict[str, object]:
+        """Return the figures for the report."""
+        return {
+            "both_admit": self.both_admit,
+            "both_refuse": self.both_refuse,
+            "newly_refused": self.newly_refused,
+            "newly_admitted": self.newly_admitted,
+            "newly_refused_callers": _callers(self.refused_callers),
+            "newly_admitted_callers": _callers(self.admitted_callers),
+            "examples": self.examples,
+        }
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A finished replay.
+
+    Attributes:
+        simulations: One, or two to be compared.
+        changes: The differences between the first and the second, or `None`.
+        first: The time of the first request, in microseconds; `None` without requests.
+        last: The time of the last request.
+        whole_seconds: Whether all times were whole seconds.
+    """
+
+    simulations: list[Simulation]
+    changes: Changes | None = None
+    first: int | None = None
+    last: int = 0
+    whole_seconds: bool = True
+
+
+def run(
+    requests: Iterable[LoggedRequest],
+    simulations: list[Simulation],
+    counts: LogCounts,
+    *,
+    progress: Callable[[str], None] = lambda doing: None,
+    decisions: IO[str] | None = None,
+) -> Replayed:
+    """Decide every request by one limiter, or by two.
+
+    Args:
+        requests: In the order of time.
+        simulations: One or two limiters.
+        counts: Where requests are counted that do not fit the rules.
+        progress: Called now and then, with the name of the current step.
+        decisions: Where every decision is written to, as a line of JSON.
+    """
+    replayed = Replayed(simulations, Changes() if len(simulations) > 1 else None)
+    for number, request in enumerate(requests):
+        if not number % LINES_BETWEEN_PROGRESS:
+            progress("replaying")
+        try:
+            answers = [simulation.decide(request) for simulation in simulations]
+        except ConfigError as error:
+            counts.add_bad("the limiter cannot decide it", caller_name(request.key), str(error))
+            continue
+        if request.at % MICROSECONDS:
+            replayed.whole_seconds = False
+        if replayed.first is None:
+            replayed.first = request.at
+        replayed.last = request.at
+        if replayed.changes is not None:
+            replayed.changes.add(request, *answers)
+        if decisions is not None:
+            decisions.write(json.dumps(_line(request, answers), separators=(",", ":")) + "\n")
+    for simulation in simulations:
+        if simulation.retries is not None:
+            simulation.retries.run_until(None)
+    return replayed
+
+
+def _line(request: LoggedRequest, answers: list[Decision | None]) -> dict[str, object]:
+    line: dict[str, object] = {
+        "time": request.at / MICROSECONDS,
+        "key": request.caller,
+        "cost": request.cost,
+        "tier": request.tier,
+        "route": request.route,
+        **_answer(answers[0]),
+    }
+    return line if len(answers) == 1 else {**line, "compare": _answer(answers[1])}
+
+
+def _answer(decision: Decision | None) -> dict[str, object]:
+    if decision is None:
+        return {"allowed": False, "rule": None, "remaining": None, "retry_after": None}
+    return {
+        "allowed": decision.allowed,
+        "rule": decision.rule,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+    }
+
+
+def _is_admitted(decision: Decision | None) -> bool:
+    return decision is not None and decision.allowed
+
+
+def _callers(top: TopKeys[str]) -> list[dict[str, object]]:
+    return [{"key": caller, "requests": count} for caller, count in top.top(SHOWN_CALLERS)]

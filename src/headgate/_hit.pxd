@@ -1,0 +1,6 @@
+# Types with which _hit.py is compiled; without this the same file is plain Python.
+
+from headgate.stores.request cimport new_request
+
+cdef class PendingCall:
+    cdef readonly object _coroutine

@@ -1,0 +1,83 @@
+"""A process that is blocked for seconds during calls: its store is healthy, so no decision is made by policy."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import secrets
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headgate import AsyncLimiter, Decision, Limiter
+from headgate.stores.postgres import PostgresStore
+from headgate.stores.postgres.store import DEFAULT_DEADLINE as POSTGRES_DEADLINE
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.store import DEFAULT_DEADLINE as REDIS_DEADLINE
+
+CALLS = 100
+LIMIT = 50
+PATIENT = 60.0
+
+Store = RedisStore | PostgresStore
+
+
+@pytest.fixture(params=["redis", "postgres"])
+def make_store(request: pytest.FixtureRequest) -> Callable[[], Store]:
+    """Return a function that makes a store with the default deadline, which other tests replace."""
+    url = request.getfixturevalue(f"headgate_{request.param}_url")
+    if request.param == "redis":
+        return lambda: RedisStore(url, deadline=REDIS_DEADLINE)
+    return lambda: PostgresStore(url, deadline=POSTGRES_DEADLINE)
+
+
+def block_process() -> None:
+    """Block all threads for 3 seconds: `PyDLL` keeps the interpreter locked."""
+    ctypes.PyDLL(None).usleep(3_000_000)
+
+
+def check(decisions: list[Decision], limiter: Limiter | AsyncLimiter) -> None:
+    assert not any(decision.degraded for decision in decisions)
+    assert sum(map(bool, decisions)) == LIMIT
+    assert len(decisions) == CALLS
+    health = limiter.health
+    assert (health.outages, health.failures, health.overloads, health.degraded) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("is_warm", "turns"), [(True, 1), (True, 3), (False, 1), (False, 3), (False, 5)])
+async def test_a_blocked_event_loop_is_no_outage(
+    make_store: Callable[[], Store], is_warm: bool, turns: int
+) -> None:
+    async with make_store() as store:
+        limiter = AsyncLimiter(f"{LIMIT}/day", name=secrets.token_hex(8), store=store)
+        if is_warm:
+            await limiter.check("warm")
+        calls = [asyncio.ensure_future(limiter.hit("a")) for _ in range(CALLS)]  # type: ignore[arg-type]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        block_process()
+        check(await asyncio.gather(*calls), limiter)
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "while connecting"])
+def test_a_blocked_interpreter_is_no_outage(make_store: Callable[[], Store], is_warm: bool) -> None:
+    decisions: list[Decision] = []
+    ready = threading.Barrier(CALLS + 1)
+    with make_store() as store:
+        limiter = Limiter(f"{LIMIT}/day", name=secrets.token_hex(8), store=store)
+        if is_warm:
+            limiter.check("warm")
+
+        def hit() -> None:
+            ready.wait(PATIENT)
+            decisions.append(limiter.hit("a"))
+
+        threads = [threading.Thread(target=hit) for _ in range(CALLS)]
+        for thread in threads:
+            thread.start()
+        ready.wait(PATIENT)
+        block_process()
+        for thread in threads:
+            thread.join(PATIENT)
+        check(decisions, limiter)

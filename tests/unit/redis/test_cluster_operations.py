@@ -1,0 +1,325 @@
+"""Operations in a cluster, slot by slot, against a fake server."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Limiter,
+    MemoryStore,
+    Rule,
+    StoreError,
+    StoreUnavailable,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.costs import Costs
+from headgate.keys import storage_keys
+from headgate.quota import MAX_UNITS
+from headgate.stores.base import RECORDED, Answer, Receipts
+from headgate.stores.redis.cluster_operations import ClusterOperations, Steps, slot_of, tagged_keys
+from headgate.stores.redis.codec import Operation, Reply, ScriptCall
+from headgate.stores.redis.operations import RedisOperations
+from headgate.stores.remote.encoding import EncodedRequest
+from headgate.stores.request import Request
+from headgate.testing import FakeClock
+from tests.unit.redis.script import FakeServer
+
+T = TypeVar("T")
+
+BUCKET = token_bucket("5/minute", scope="team", name="team")
+RULES = (
+    BUCKET,
+    sliding_window("3/minute", scope="user", name="user"),
+    sliding_log("7/minute", scope="place", name="place"),
+    fixed_window("9/hour", scope="*", name="all"),
+)
+WHO = {"user": "alice", "team": "north", "place": "here"}
+BUCKET_KEY = tagged_keys("space", "limiter", RULES, "key")(WHO)[0]
+
+
+def send(call: ScriptCall) -> Steps[Reply]:
+    return (yield call)
+
+
+def run(encoded: EncodedRequest[T], server: FakeServer) -> T:
+    steps = encoded[0]
+    try:
+        request = next(steps)
+        while True:
+            try:
+                reply = server.call(request)
+            except StoreError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def ask(
+    these: ClusterOperations,
+    operation: Literal["hit", "peek", "hold", "record", "renew"],
+    key: Any,
+    cost: Costs,
+    server: FakeServer,
+    now: int | None = None,
+    replaces: Receipts | None = None,
+) -> Answer:
+    return run(these.ask(Request(operation, key, cost, None, now, None, replaces)), server)
+
+
+def cluster(*rules: Rule, tag: Any = "key", clock: Any = None) -> ClusterOperations:
+    return ClusterOperations("limiter", rules or RULES, "space", tag, clock, send)
+
+
+def operations(server: FakeServer) -> list[tuple[Operation, int]]:
+    """Return the operation and the number of rules of each request."""
+    return [(Operation(request.body[0]), len(request.keys)) for request in server.requests]
+
+
+def test_slots_differ_or_these_tests_test_nothing() -> None:
+    server = FakeServer()
+    ask(cluster(), "hit", WHO, 1, server)
+    assert len({slot_of(request) for request in server.requests}) == 4
+
+
+@pytest.mark.parametrize(
+    ("these", "key"),
+    [
+        (cluster(tag="limiter"), WHO),
+        (cluster(sliding_window("3/minute"), token_bucket("5/hour")), "alice"),
+    ],
+    ids=["a limiter in one slot", "a key in one slot"],
+)
+def test_one_slot_is_one_request(these: ClusterOperations, key: Any) -> None:
+    server = FakeServer()
+    ask(these, "hit", key, 1, server)
+    ask(these, "peek", key, 1, server)
+    _, receipts = ask(these, "hold", key, 1, server)
+    assert receipts is not None
+    ask(these, "record", key, 1, server)
+    run(these.refund(receipts, 1, None), server)
+    run(these.reset(key), server)
+    asked = [operation.name for operation, _ in operations(server)]
+    assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
+
+
+def test_without_a_cluster_every_operation_is_one_call() -> None:
+    server = FakeServer(in_cluster=False)
+    these = RedisOperations(RULES, storage_keys("space", "limiter", RULES), None)
+
+    def call(encoded: EncodedRequest[T]) -> T:
+        return encoded[1](server.call(encoded[0]))
+
+    call(these.ask(Request("hit", WHO)))
+    call(these.ask(Request("peek", WHO)))
+    receipts = call(these.ask(Request("hold", WHO)))[1]
+    assert receipts is not None
+    assert call(these.ask(Request("record", WHO))) == RECORDED
+    call(these.refund(receipts, 1, None))
+    call(these.reset(WHO))
+    asked = [operation.name for operation, _ in operations(server)]
+    assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
+    assert these.refund(receipts, 0, None)[0] is None
+    request, decode = these.ask(Request("record", WHO, 0))
+    assert (request, decode(None)) == (None, RECORDED)
+
+
+def test_token_buckets_are_charged_last() -> None:
+    server = FakeServer()
+    decision, receipts = ask(cluster(), "hit", WHO, 1, server)
+    assert decision
+    assert receipts is None
+    assert operations(server) == [(Operation.HOLD, 1)] * 4
+    assert server.requests[-1].keys == (BUCKET_KEY,)
+
+
+def test_a_refusal_gives_everything_back() -> None:
+    server = FakeServer()
+    for _ in range(3):
+        assert ask(cluster(), "hit", WHO, 1, server)[0]
+    before = dict(server.states)
+    decision = ask(cluster(), "hit", WHO, 1, server)[0]
+    assert decision.denied_by == "user"
+    assert server.states == before
+
+
+def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
+    server = FakeServer()
+    server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
+    with pytest.raises(StoreUnavailable):
+        ask(cluster(), "hit", WHO, 1, server)
+    assert server.states == {}
+
+
+def test_what_cannot_be_given_back_stays_counted() -> None:
+    class DyingServer(FakeServer):
+        """Fails for the bucket, and then also for the slot that was charged first."""
+
+        def call(self, request: ScriptCall) -> Any:
+            if request.keys == (BUCKET_KEY,):
+                self.broken_slots = {slot_of(request), slot_of(self.requests[0])}
+            return super().call(request)
+
+    server = DyingServer()
+    with pytest.raises(StoreUnavailable, match=str(slot_of(ScriptCall((BUCKET_KEY,), b"")))):
+        ask(cluster(), "hit", WHO, 1, server)
+    assert set(server.states) == set(server.requests[0].keys)
+
+
+def test_recording_beyond_what_can_be_counted_is_refused() -> None:
+    server = FakeServer()
+    with pytest.raises(CostTooHigh, match="team"):
+        ask(cluster(), "record", WHO, MAX_UNITS, server)
+
+
+def test_recording_nothing_asks_nothing() -> None:
+    server = FakeServer()
+    ask(cluster(), "record", WHO, 0, server)
+    assert server.requests == []
+
+
+def test_a_clock_of_the_stores_decides_if_no_time_is_given() -> None:
+    clock, server = FakeClock(), FakeServer(now=0)
+    these = cluster(sliding_log("1/minute"), clock=clock)
+    assert ask(these, "hit", "alice", 1, server)[0]
+    clock.advance(59.999999)
+    assert not ask(these, "hit", "alice", 1, server)[0]
+    assert ask(these, "hit", "alice", 1, server, clock.now_us() + 1)[0]
+
+
+# --- Units, places and moves -----------------------------------------------------------------------------------------
+
+MEMBER = {"user": "alice", "team": "north"}
+PLACES = (
+    concurrent(2, lease="60s", scope="user", name="places"),
+    token_bucket("100/minute", scope="team", unit="tokens", name="tokens"),
+    calendar("50/day", scope="*", name="day"),
+)
+
+
+def left(these: ClusterOperations, key: Any, server: FakeServer) -> list[int]:
+    return [result.remaining for result in ask(these, "peek", key, 0, server)[0].results]
+
+
+def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusal() -> None:
+    server, these = FakeServer(), cluster(*PLACES)
+    _, receipts = ask(these, "hold", MEMBER, (1, 80, 3), server)
+    assert left(these, MEMBER, server) == [1, 20, 47]
+    before = dict(server.states)
+    decision, nothing = ask(these, "hold", MEMBER, (1, 30, 3), server)
+    assert (decision.denied_by, nothing, server.states) == ("tokens", None, before)
+    assert receipts is not None
+    run(these.refund(receipts, (1, 50, 0), None), server)
+    assert left(these, MEMBER, server) == [2, 70, 47]
+
+
+def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
+    server, these = FakeServer(), cluster(*PLACES)
+    decision, receipts = ask(these, "hold", MEMBER, (0, 7, 0), server)
+    assert decision.allowed
+    assert receipts is not None
+    assert [bool(receipt) for _, receipt in receipts] == [False, True, False]
+    assert len(server.states) == 1
+    ask(these, "record", MEMBER, (0, 0, 4), server)
+    assert left(these, MEMBER, server) == [2, 93, 46]
+    server.requests.clear()
+    run(these.refund(receipts, 7, None), server)
+    assert operations(server) == [(Operation.REFUND, 1)]
+    assert left(these, MEMBER, server) == [2, 100, 46]
+
+
+def test_nothing_to_give_back_asks_nothing() -> None:
+    server = FakeServer()
+    run(cluster(*PLACES).refund(((None, ()), (b"key", (1,) * 9), (None, ())), (1, 0, 1), None), server)
+    assert server.requests == []
+
+
+def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
+    server, these = FakeServer(), cluster(*PLACES)
+    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    assert receipts is not None
+    server.now += 59_999_999
+    old = (receipts[0], *((key, ()) for key, _ in receipts[1:]))
+    decision, new = ask(these, "renew", MEMBER, (1, 0, 0), server, replaces=old)
+    assert (decision.allowed, new) == (True, None)
+    server.now += 59_999_999
+    assert left(these, MEMBER, server)[0] == 1
+    run(these.refund(old, (1, 0, 0), None), server)
+    assert left(these, MEMBER, server)[0] == 2
+
+
+def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
+    server, these = FakeServer(), cluster(*PLACES)
+    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    before = dict(server.states)
+    with pytest.raises(ConfigError, match='hash_tag="limiter"'):
+        ask(these, "hold", MEMBER, (0, 1, 1), server, replaces=receipts)
+    assert server.states == before
+
+
+def test_a_limiter_in_one_slot_moves_all_of_a_hold() -> None:
+    server, these = FakeServer(), cluster(*PLACES, tag="limiter")
+    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    server.requests.clear()
+    decision, _ = ask(these, "hold", MEMBER, (0, 5, 1), server, replaces=receipts)
+    assert decision.allowed
+    assert operations(server) == [(Operation.HOLD, 3)]
+    assert left(these, MEMBER, server) == [2, 95, 49]
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["hit", "hit", "check", "hold", "settle", "record", "reset"]),
+        st.integers(0, 3),
+        st.sampled_from(["alice", "bob"]),
+        st.integers(0, 40_000_000),
+    ),
+    max_size=25,
+)
+
+
+@given(steps)
+def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, str, int]]) -> None:
+    """To the microsecond. A bucket that is refunded at once, with nothing in between, is as it was."""
+    clock = FakeClock()
+    server = FakeServer()
+    memory = Limiter(*RULES, name="limiter", store=MemoryStore(clock=clock))
+    these = cluster(clock=clock)
+    holds: list[Any] = []
+    for operation, cost, user, pause in trace:
+        clock.advance_us(pause)
+        who = {**WHO, "user": user}
+        if operation == "hit":
+            assert ask(these, "hit", who, cost, server)[0] == memory.hit(who, cost)
+        elif operation == "check":
+            assert ask(these, "peek", who, cost, server)[0] == memory.check(who, cost)
+        elif operation == "hold":
+            decision, receipts = ask(these, "hold", who, cost, server)
+            expected = memory.hold(who, cost)
+            assert decision == expected.decision
+            if receipts is not None:
+                holds.append((receipts, expected, cost))
+        elif operation == "settle" and holds:
+            receipts, expected, held = holds.pop()
+            expected.settle(min(cost, held))
+            if cost < held:
+                run(these.refund(receipts, held - cost, None), server)
+        elif operation == "record":
+            ask(these, "record", who, cost, server)
+            memory.record(who, cost)
+        elif operation == "reset":
+            run(these.reset(who), server)
+            memory.reset(who)

@@ -242,7 +242,7 @@ def test_something_else_under_our_key_is_a_conflict(
     client.delete(key)
     client.lpush(key, "1") if in_the_way == "list" else client.set(key, "1")
     for call in (limiter.hit, limiter.check, limiter.record, limiter.hold):
-        with pytest.raises(StoreConflict, match="under a key of ours"):
+        with pytest.raises(StoreConflict, match="under a key of Headgate"):
             call("alice")
     with pytest.raises(StoreConflict):
         hold.release()

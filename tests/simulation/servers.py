@@ -279,8 +279,8 @@ class RedisSession(Session):
         place = lua._HEAD.size
         algorithms = []
         for _ in range(rules):
-            algorithms.append(algorithm_of(*map(int, lua._SHAPE.unpack_from(body, place))))
-            place += lua._SHAPE.size
+            algorithms.append(algorithm_of(*map(int, lua._RULE.unpack_from(body, place))))
+            place += lua._RULE.size
         costs, receipts = [int(cost)] * rules, [()] * rules
         if cost < 0 or operation == lua.Operation.REFUND:
             costs, receipts = map(list, zip(*_own(body, place, rules), strict=True))

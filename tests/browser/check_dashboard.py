@@ -628,6 +628,20 @@ def test_a_reset_is_confirmed_and_then_done(serving: Serving, look: Look) -> Non
     expect(usage(page, "api", "daily")).to_contain_text("0 of 100 used")
 
 
+def test_a_reset_works_after_a_cancelled_one(serving: Serving, look: Look) -> None:
+    """The browser reports the end of the first dialog when the second is open."""
+    server = serving(POLICY)
+    server.hit("login", "alice", 5)
+    page = look(server)
+    inspect(page, "alice")
+    reset = page.get_by_role("button", name="Reset in login")
+    reset.evaluate(
+        "button => { button.click(); document.getElementById('confirm-dialog').close(); button.click(); }"
+    )
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("0 of 5 used")
+
+
 def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     server.hit("login", "mallory", 6)

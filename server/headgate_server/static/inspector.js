@@ -8,6 +8,7 @@ import { count, duration, plural, timeAfter, timeIn } from "./words.js";
 let described = new Map();
 let shown = null; // the key and tier that are inspected
 let asking = false;
+let answerDialog = () => {}; // resolves the question that the dialog is open for
 let touched = new Set(); // limiters that have counted something: they stay on top, so that nothing jumps about
 
 export function setUpInspector() {
@@ -169,12 +170,15 @@ function answer(group, text, bad = false) {
 /** Ask for confirmation of something that cannot be undone; true if it was given. */
 function confirmed(title, text, yes) {
   const dialog = byId("confirm-dialog");
+  answerDialog(false);
   setText(byId("confirm-title"), title);
   setText(byId("confirm-text"), text);
   setText(byId("confirm-yes"), yes);
   dialog.returnValue = "";
+  // The event may come late, when the dialog is open again for the next question.
+  dialog.onclose = () => dialog.open || answerDialog(dialog.returnValue === "yes");
   dialog.showModal();
-  return new Promise((close) => {
-    dialog.addEventListener("close", () => close(dialog.returnValue === "yes"), { once: true });
+  return new Promise((resolve) => {
+    answerDialog = resolve;
   });
 }

@@ -172,9 +172,8 @@ class FallbackLimiter:
         decision = Decision.make(self._names, verdicts, degraded=True)
         if algorithms or not request.charges:
             return decision, None
-        return decision.as_refused(
-            pause_us
-        ), None  # the limiter has no rules here, because its server has them
+        # The limiter has no rules here, because its server has them.
+        return decision.as_refused(pause_us), None
 
     def renew(self, request: Request) -> Answer | None:
         """Renew the leases of a hold that was taken here; return `None` if it was not."""

@@ -246,9 +246,8 @@ class LoopEngine:
 
     async def _on_cancelled(self) -> None:
         cause = self._abort_cause
-        if (
-            cause is None
-        ):  # by another task, or because the event loop ends; calls that were not sent get a new runner
+        if cause is None:
+            # Cancelled by another task, or by the end of the event loop. Calls that were not sent get a new runner.
             self._batcher.drop_abandoned()
             await self._lose(InterruptedError("a task of the event loop was cancelled during a call"))
             raise asyncio.CancelledError

@@ -375,17 +375,17 @@ def ask_wsgi(app: Any, calls: int, statuses: list[int]) -> float:
     return (time.thread_time_ns() - start) / calls / 1000
 
 
-def measure(framework: str, builds: Mapping[str, Build], ask: Ask, calls: int, rounds: int) -> Section:
+def measure(framework: str, builds: Mapping[str, Build], decide: Ask, calls: int, rounds: int) -> Section:
     """Return what each contender adds to a request that is admitted."""
     announce(f"a limit in {framework}")
 
     def prepare(item: tuple[str, Build]) -> Runner:
         name, build = item
         strict: list[int] = []
-        ask(build(1), 2, strict)
+        decide(build(1), 2, strict)
         if name not in (BARE, FLOOR) and strict not in ([200, 429], [200, 403]):
             raise RuntimeError(f"answered {strict} where the second should be refused")
-        return partial(_sample, ask, build(PLENTY), calls)
+        return partial(_sample, decide, build(PLENTY), calls)
 
     results = interleave(each({name: (name, build) for name, build in builds.items()}, prepare), rounds)
     added = {name: result.over(results[BARE]) for name, result in results.items()}
@@ -401,9 +401,9 @@ def measure(framework: str, builds: Mapping[str, Build], ask: Ask, calls: int, r
     )
 
 
-def _sample(ask: Ask, app: Any, calls: int) -> float:
+def _sample(decide: Ask, app: Any, calls: int) -> float:
     statuses: list[int] = []
-    taken = ask(app, calls, statuses)
+    taken = decide(app, calls, statuses)
     if set(statuses) != {200}:
         raise RuntimeError(f"answered {set(statuses)}")
     return taken

@@ -207,7 +207,7 @@ def _measure(shape: Shape, contenders: Mapping[str, Build], scale: Scale) -> dic
     if shape.slides:
         time.sleep(SECONDS_APART)
     trials = _after("verify", _after("fill", trials))
-    results = interleave(each(trials, lambda trial: partial(trial.ask, "sample")), 3 * scale.rounds)
+    results = interleave(each(trials, lambda trial: partial(trial.decide, "sample")), 3 * scale.rounds)
     _after("close", trials)
     return results
 
@@ -216,7 +216,7 @@ def _after(method: str, trials: Mapping[str, Here | Result]) -> dict[str, Here |
     """Return the trials after a call of a method of each of them."""
 
     def take(trial: Here) -> Here:
-        trial.ask(method)
+        trial.decide(method)
         return trial
 
     return each(trials, take)
@@ -322,7 +322,7 @@ def _logs(scale: Scale) -> Section:
         there = f"{PLAIN}: {length:,}"
         makers[there] = partial(There, there, FullLog, False, length, scale.calls // 2)
     logs = each(makers, lambda make: make())
-    found = interleave(each(logs, lambda log: partial(log.ask, "sample")), 3 * scale.rounds)
+    found = interleave(each(logs, lambda log: partial(log.decide, "sample")), 3 * scale.rounds)
     shortest, longest = (f"{length:,}" for length in (LENGTHS[0], LENGTHS[-1]))
     growth = {name: found[f"{name}: {longest}"].times(found[f"{name}: {shortest}"]) for name in OURS}
     rows = [

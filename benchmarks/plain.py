@@ -39,7 +39,7 @@ def _choose_plain() -> None:
 class Here:
     """An object whose methods are called by name, so that it may be in either process."""
 
-    def ask(self, method: str) -> Any:
+    def decide(self, method: str) -> Any:
         """Call a method without arguments and return its result."""
         return getattr(self, method)()
 
@@ -51,17 +51,17 @@ class There(Here):
         self.name = name
         run_there(_make, name, make, *args)
 
-    def ask(self, method: str) -> Any:
+    def decide(self, method: str) -> Any:
         """Call a method of the object in the second process and return its result."""
-        return run_there(_ask, self.name, method)
+        return run_there(_decide, self.name, method)
 
 
 def _make(name: str, make: Callable[..., Here], *args: Any) -> None:
     _made[name] = make(*args)
 
 
-def _ask(name: str, method: str) -> Any:
-    return _made[name].ask(method)
+def _decide(name: str, method: str) -> Any:
+    return _made[name].decide(method)
 
 
 def compiled(task: Task, build: Build = headgate) -> Driver:

@@ -53,7 +53,7 @@ from headgate import AsyncLimiter
 from headgate.client import ServerStore
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import open_app
-from headgate_server.wire import HitAsk, decision_answer
+from headgate_server.wire import HitBody, decision_answer
 
 ROOT = Path(__file__).resolve().parent.parent
 CONNECTIONS = 32
@@ -106,12 +106,14 @@ def _application(answer: Callable[[bytes], Any]) -> Application:
 
 
 def _decider() -> Callable[[bytes], Any]:
-    limiter, decoder = AsyncLimiter(QUOTA), msgspec.json.Decoder(HitAsk)
+    limiter, decoder = AsyncLimiter(QUOTA), msgspec.json.Decoder(HitBody)
 
     async def decide(body: bytes) -> bytes:
-        ask = decoder.decode(body)
-        assert isinstance(ask.key, str)
-        return msgspec.json.encode(decision_answer(await limiter.hit(ask.key, ask.cost, tier=ask.tier)))
+        decide = decoder.decode(body)
+        assert isinstance(decide.key, str)
+        return msgspec.json.encode(
+            decision_answer(await limiter.hit(decide.key, decide.cost, tier=decide.tier))
+        )
 
     return decide
 
@@ -243,7 +245,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
 
-async def ask(port: int, request: bytes, requests: int) -> None:
+async def decide(port: int, request: bytes, requests: int) -> None:
     """Send requests over several connections, and wait for all answers."""
     loop = asyncio.get_running_loop()
     left = iter(range(requests - CONNECTIONS))
@@ -288,7 +290,7 @@ def run(scale: Scale) -> Iterator[Section]:
             name, contender = item
             pid, port = stack.enter_context(running(contender, redis if contender.on_redis else memory))
             requests = max(CONNECTIONS, scale.calls // contender.batch)
-            work = partial(ask, port, contender.request(), requests)
+            work = partial(decide, port, contender.request(), requests)
             return partial(sample, name, pid, requests * contender.batch, work)
 
         runners = each({name: (name, contender) for name, contender in CONTENDERS.items()}, start)

@@ -21,33 +21,33 @@ from headgate_server.statistics import Demo
 from headgate_server.wire import (
     BatchAnswer,
     BatchAnswers,
-    BatchAsk,
+    BatchBody,
     CandidateAnswer,
-    CandidateAsk,
-    ConfirmAsk,
+    CandidateBody,
+    ConfirmBody,
     DecisionAnswer,
     FinishAnswer,
     HealthAnswer,
     HistoryAnswer,
-    HitAsk,
+    HitBody,
     HoldAnswer,
     InspectAnswer,
-    InspectAsk,
+    InspectBody,
     LimiterShown,
     LimitersShown,
     LimiterState,
     Readiness,
     RecordAnswer,
-    RecordAsk,
-    ReleaseAsk,
-    RenewAsk,
+    RecordBody,
+    ReleaseBody,
+    RenewBody,
     ResetAnswer,
-    ResetAsk,
+    ResetBody,
     RuleAnswer,
-    SettleAsk,
+    SettleBody,
     StoreShown,
     TrafficAnswer,
-    TrafficAsk,
+    TrafficBody,
     WaitAnswer,
 )
 
@@ -70,7 +70,7 @@ def _admitted(remaining: int, limit: int, rule: str) -> DecisionAnswer:
     return DecisionAnswer(True, limit, remaining, None, 60.5, rule, None, False, [result])
 
 
-_ADMITTED = _admitted(4, 5, "sliding_window/1m")
+_ADMITTED = _admitted(4, 5, "per-minute")
 _CANNOT = (422, 503)
 _CANNOT_END = (409, *_CANNOT)
 
@@ -87,7 +87,7 @@ def endpoints(
     do = operations
     limiter, hold = "/v1/limiters/{name}", "/v1/holds/{id}"
     table = [
-        Route("POST", f"{limiter}/hit", "decide", do.hit, HitAsk, DecisionAnswer, charges=True).documented(
+        Route("POST", f"{limiter}/hit", "decide", do.hit, HitBody, DecisionAnswer, charges=True).documented(
             "hit",
             "Ask for units, and take them if all rules admit",
             "A refusal takes nothing, in no rule.",
@@ -96,26 +96,33 @@ def endpoints(
             _ADMITTED,
             problems=_CANNOT,
         ),
-        Route("POST", f"{limiter}/check", "decide", do.check, HitAsk, DecisionAnswer).documented(
+        Route("POST", f"{limiter}/check", "decide", do.check, HitBody, DecisionAnswer).documented(
             "check",
             "Say what a hit would be answered, and take nothing",
             values=_LOGIN,
-            ask={"key": "alice"},
+            body={"key": "alice"},
             answer=_ADMITTED,
             problems=_CANNOT,
         ),
         Route(
-            "POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer, charges=True
+            "POST", f"{limiter}/record", "decide", do.record, RecordBody, RecordAnswer, charges=True
         ).documented(
             "record",
             "Count units that have been used already, even beyond the limit",
             values=_LOGIN,
-            ask={"key": "alice", "cost": 2},
+            body={"key": "alice", "cost": 2},
             answer={"recorded": 2, "degraded": False},
             problems=_CANNOT,
         ),
         Route(
-            "POST", f"{limiter}/hold", "decide", do.hold, HitAsk, HoldAnswer, wants_request=True, charges=True
+            "POST",
+            f"{limiter}/hold",
+            "decide",
+            do.hold,
+            HitBody,
+            HoldAnswer,
+            wants_request=True,
+            charges=True,
         ).documented(
             "hold",
             "Take units that are not final yet",
@@ -126,7 +133,7 @@ def endpoints(
             HoldAnswer(_admitted(200, 1000, "tokens"), _HOLD, 61.0),
             problems=(*_CANNOT, 501),
         ),
-        Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitAsk, WaitAnswer).documented(
+        Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitBody, WaitAnswer).documented(
             "wait_hint",
             "Say how long until a hit would be admitted",
             "0 is now, null is never. Calls are not queued: another caller may come first.",
@@ -136,7 +143,7 @@ def endpoints(
             problems=_CANNOT,
         ),
         Route(
-            "POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True
+            "POST", f"{limiter}/reset", "administer", do.reset, ResetBody, ResetAnswer, wants_request=True
         ).documented(
             "reset",
             "Forget what was counted for a key",
@@ -151,7 +158,7 @@ def endpoints(
             f"{limiter}/candidate",
             "administer",
             partial(_candidate, candidates),
-            CandidateAsk,
+            CandidateBody,
             CandidateAnswer,
         ).documented(
             "candidate",
@@ -159,11 +166,11 @@ def endpoints(
             "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. "
             "What it would have refused, and admitted of what the live rule refuses, is among the figures.",
             values=_LOGIN,
-            ask={"rule": "sliding_window/1m", "quota": "3/minute"},
-            answer={"limiter": "login", "rule": "sliding_window/1m", "quota": "3/minute"},
+            body={"rule": "per-minute", "quota": "3/minute"},
+            answer={"limiter": "login", "rule": "per-minute", "quota": "3/minute"},
             problems=(404, 422),
         ),
-        Route("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer).documented(
+        Route("POST", f"{hold}/settle", "decide", do.settle, SettleBody, FinishAnswer).documented(
             "settle",
             "Make a hold final at its true cost",
             "What was held beyond the cost is given back; what the cost is above it is counted, even beyond the limit. The "
@@ -173,7 +180,7 @@ def endpoints(
             FinishAnswer(_HOLD, "llm", held=800, cost=300, first=True, degraded=False),
             problems=_CANNOT_END,
         ),
-        Route("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer).documented(
+        Route("POST", f"{hold}/release", "decide", do.release, ReleaseBody, FinishAnswer).documented(
             "release",
             "Give all units of a hold back",
             "As settle with a cost of 0.",
@@ -182,7 +189,7 @@ def endpoints(
             FinishAnswer(_HOLD, "llm", held=800, cost=0, first=True, degraded=False),
             problems=_CANNOT_END,
         ),
-        Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmAsk, DecisionAnswer).documented(
+        Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmBody, DecisionAnswer).documented(
             "confirm",
             "Make a hold final as of now",
             "Its units are given back and taken anew, at their true cost if one is given, in one step. If there is no "
@@ -192,7 +199,7 @@ def endpoints(
             _admitted(700, 1000, "tokens"),
             problems=_CANNOT_END,
         ),
-        Route("POST", f"{hold}/renew", "decide", do.renew, RenewAsk, HoldAnswer).documented(
+        Route("POST", f"{hold}/renew", "decide", do.renew, RenewBody, HoldAnswer).documented(
             "renew",
             "Extend the lease of a hold's places in a concurrent rule",
             "It is counted from now; the id stays, and the call may be repeated. It is refused if the lease has ended.",
@@ -201,12 +208,14 @@ def endpoints(
             HoldAnswer(_admitted(4, 5, "in flight"), _HOLD, 60.0),
             problems=_CANNOT_END,
         ),
-        Route("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True).documented(
+        Route(
+            "POST", "/v1/batch", "decide", do.batch, BatchBody, BatchAnswers, wants_request=True
+        ).documented(
             "batch",
             "Make several calls at once",
             "Each is answered on its own, in order, as if it had been sent alone; at most 1000. A reset among them "
             "needs the permission to administer.",
-            ask={
+            body={
                 "calls": [
                     {"limiter": "login", "operation": "hit", "key": "alice"},
                     {"limiter": "lgoin", "operation": "check", "key": "alice"},
@@ -224,13 +233,13 @@ def endpoints(
                 ]
             ),
         ),
-        Route("POST", "/v1/inspect", "decide", do.inspect, InspectAsk, InspectAnswer).documented(
+        Route("POST", "/v1/inspect", "decide", do.inspect, InspectBody, InspectAnswer).documented(
             "inspect",
             "Show the state of a key in every limiter",
             "Nothing is taken. A limiter whose rules the key does not fit says so in `error`. `used` may exceed the limit.",
-            ask={"key": "alice"},
+            body={"key": "alice"},
             answer=InspectAnswer(
-                [LimiterState("login", [RuleUsage("sliding_window/1m", 5, 5, 0, 48.2, 12.345678, None)])]
+                [LimiterState("login", [RuleUsage("per-minute", 5, 5, 0, 48.2, 12.345678, None)])]
             ),
         ),
         Route("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown).documented(
@@ -262,12 +271,12 @@ def endpoints(
             problems=(404,),
         ),
         Route(
-            "POST", "/v1/demo/traffic", "administer", partial(_traffic, demo), TrafficAsk, TrafficAnswer
+            "POST", "/v1/demo/traffic", "administer", partial(_traffic, demo), TrafficBody, TrafficAnswer
         ).documented(
             "demo_traffic",
             "Let the demo's callers be busy, or rest",
             "In the demo only.",
-            ask={"on": True},
+            body={"on": True},
             answer={"on": True},
             problems=(404,),
         ),
@@ -319,9 +328,9 @@ async def _events(events: Events) -> Stream:
     return Stream((*fields, *SECURITY), await events.stream())
 
 
-async def _candidate(candidates: Candidates, ask: CandidateAsk, name: str) -> CandidateAnswer:
-    candidates.set(name, ask.rule, ask.quota)
-    return CandidateAnswer(name, ask.rule, ask.quota)
+async def _candidate(candidates: Candidates, body: CandidateBody, name: str) -> CandidateAnswer:
+    candidates.set(name, body.rule, body.quota)
+    return CandidateAnswer(name, body.rule, body.quota)
 
 
 async def _history(history: DecisionHistory, name: str) -> HistoryAnswer:
@@ -337,10 +346,10 @@ async def _metrics(metrics: ServerMetrics | None) -> Reply:
     return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
 
 
-async def _traffic(demo: Demo | None, ask: TrafficAsk) -> TrafficAnswer:
+async def _traffic(demo: Demo | None, body: TrafficBody) -> TrafficAnswer:
     if demo is None:
         raise ApiProblem(404, "this is not the demo: there is no traffic to switch")
-    demo.traffic = ask.on
+    demo.traffic = body.on
     return TrafficAnswer(demo.traffic)
 
 

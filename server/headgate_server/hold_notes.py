@@ -275,15 +275,15 @@ async def keep(notes: AsyncNotes, name: str, text: str, seconds: float) -> str:
         except StoreUnavailable:
             return await notes.note(name, text, seconds)
 
-    return await _ask(notes, note, writes=True)
+    return await _decide(notes, note, writes=True)
 
 
 async def look_up(notes: AsyncNotes, name: str) -> str | None:
-    """Return the text of a note, as `AsyncNotes.noted`."""
-    return await _ask(notes, lambda: notes.noted(name), writes=False)
+    """Return the text of a note, as `AsyncNotes.get_note`."""
+    return await _decide(notes, lambda: notes.get_note(name), writes=False)
 
 
-async def _ask(notes: AsyncNotes, call: Callable[[], Awaitable[T]], *, writes: bool) -> T:
+async def _decide(notes: AsyncNotes, call: Callable[[], Awaitable[T]], *, writes: bool) -> T:
     """Ask a store, unless its breaker is open."""
     if not notes.remote:
         return await call()
@@ -304,7 +304,7 @@ def _circuit_of(notes: AsyncNotes) -> AsyncCircuit:
             if found is not None:
                 if getattr(found, "is_closed", False):
                     breaker_of(found).stop()
-                await found.noted("headgate.ping")
+                await found.get_note("headgate.ping")
 
         circuit = _circuits[notes] = AsyncCircuit(breaker_of(notes), probe)
     return circuit

@@ -62,7 +62,7 @@ async def _results(
     )
     # A memory store has the policy's clock itself; to any other one its time goes with every call.
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
-    counted, _ = await gate.ask(Request("peek", own, 0, policy.tier_for(key, tier), now))
+    counted, _ = await gate.decide(Request("peek", own, 0, policy.tier_for(key, tier), now))
     return [
         usage_of(rule, at_zero, one_more)
         for rule, at_zero, one_more in zip(policy.rules, counted.results, decision.results, strict=True)

@@ -88,7 +88,7 @@ def _operation(endpoint: Route, doc: EndpointDoc) -> dict[str, Any]:
     if endpoint.charges:
         operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
     if endpoint.takes is not None:
-        content = {"schema": {"$ref": _REF.format(name=endpoint.takes.__name__)}, "example": doc.ask}
+        content = {"schema": {"$ref": _REF.format(name=endpoint.takes.__name__)}, "example": doc.body}
         operation["requestBody"] = {"required": True, "content": {JSON: content}}
     for status in sorted(set(_problems(endpoint, doc))):
         operation["responses"][str(status)] = {"$ref": f"#/components/responses/{status}"}
@@ -161,7 +161,7 @@ _DETAILS = {
     413: "the body is larger than 65536 bytes, the policy's largest_body",
     415: "send JSON, with the header Content-Type: application/json",
     421: "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
-    422: "a cost of 9 can never be admitted: rule 'sliding_window/1m' holds 5 at most; split the work or raise the limit",
+    422: "a cost of 9 can never be admitted: rule 'per-minute' holds 5 at most; split the work or raise the limit",
     429: "10000 holds of this caller are open; settle or release some, or let them expire",
     501: "the store of limiter 'llm' cannot remember holds",
     503: "the store cannot be asked: connection refused",
@@ -172,7 +172,7 @@ def _problem(status: int) -> dict[str, Any]:
     title = HTTPStatus(status).phrase
     example = {"type": "about:blank", "title": title, "status": status, "detail": _DETAILS[status]}
     if status == HTTPStatus.UNPROCESSABLE_ENTITY:
-        example |= {"cost": 9, "capacity": 5, "rule": "sliding_window/1m", "unit": "requests"}
+        example |= {"cost": 9, "capacity": 5, "rule": "per-minute", "unit": "requests"}
     content = {"schema": {"$ref": _REF.format(name="ProblemAnswer")}, "example": example}
     return {"description": title, "content": {PROBLEM: content}}
 

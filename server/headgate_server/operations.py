@@ -31,29 +31,29 @@ from headgate_server.readiness import StoreChecks
 from headgate_server.routing import ApiRequest
 from headgate_server.statistics import Statistics, shown_key
 from headgate_server.wire import (
-    Anew,
     BatchAnswer,
     BatchAnswers,
-    BatchAsk,
+    BatchBody,
     BatchCall,
-    ConfirmAsk,
+    ConfirmBody,
     DecisionAnswer,
     FinishAnswer,
     HealthAnswer,
-    HitAsk,
+    HitBody,
     HoldAnswer,
     InspectAnswer,
-    InspectAsk,
+    InspectBody,
     LimiterShown,
     LimitersShown,
     Readiness,
     RecordAnswer,
-    RecordAsk,
-    ReleaseAsk,
-    RenewAsk,
+    RecordBody,
+    ReleaseBody,
+    RenewBody,
+    RenewRequest,
     ResetAnswer,
-    ResetAsk,
-    SettleAsk,
+    ResetBody,
+    SettleBody,
     WaitAnswer,
     WireCost,
     decision_answer,
@@ -92,77 +92,77 @@ class Operations:
         self._statistics = statistics
         self._checks = StoreChecks(live)
 
-    async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
-        decision, _ = await _asked(self._limiter(name), "hit", ask, ask.cost)
+    async def hit(self, body: HitBody, name: str) -> DecisionAnswer:
+        decision, _ = await _asked(self._limiter(name), "hit", body, body.cost)
         return decision_answer(decision)
 
-    async def check(self, ask: HitAsk, name: str) -> DecisionAnswer:
-        decision, _ = await _asked(self._limiter(name), "peek", ask, ask.cost)
+    async def check(self, body: HitBody, name: str) -> DecisionAnswer:
+        decision, _ = await _asked(self._limiter(name), "peek", body, body.cost)
         return decision_answer(decision)
 
-    async def wait_hint(self, ask: HitAsk, name: str) -> WaitAnswer:
-        decision, _ = await _asked(self._limiter(name), "peek", ask, ask.cost)
+    async def wait_hint(self, body: HitBody, name: str) -> WaitAnswer:
+        decision, _ = await _asked(self._limiter(name), "peek", body, body.cost)
         return wait_answer(decision)
 
-    async def record(self, ask: RecordAsk, name: str) -> RecordAnswer:
-        return await self._record(self._limiter(name), ask, ask.cost)
+    async def record(self, body: RecordBody, name: str) -> RecordAnswer:
+        return await self._record(self._limiter(name), body, body.cost)
 
     async def _record(
-        self, limiter: AsyncPolicyLimiter, ask: RecordAsk | BatchCall, cost: WireCost | list[int]
+        self, limiter: AsyncPolicyLimiter, body: RecordBody | BatchCall, cost: WireCost | list[int]
     ) -> RecordAnswer:
-        version, key = limiter.current, key_from(ask.key)
+        version, key = limiter.current, key_from(body.key)
         if isinstance(cost, list):
             if len(cost) != len(version.rules):
                 raise ApiProblem(422, f"{len(cost)} costs for {len(version.rules)} rules - at `$.cost`")
-            request = Request("record", key, tuple(cost), ask.tier)
-            request = request.with_quotas(quotas_of(version.rules, ask.quota))
+            request = Request("record", key, tuple(cost), body.tier)
+            request = request.with_quotas(quotas_of(version.rules, body.quota))
         else:
-            request = version.request("record", key, cost, ask.tier, ask.quota)
-        decision, _ = await version.gate.ask(request)
+            request = version.request("record", key, cost, body.tier, body.quota)
+        decision, _ = await version.gate.decide(request)
         return RecordAnswer(cost, decision.degraded)
 
-    async def hold(self, request: ApiRequest, ask: HitAsk, name: str) -> HoldAnswer:
+    async def hold(self, request: ApiRequest, body: HitBody, name: str) -> HoldAnswer:
         self._limiter(name)  # for the message that lists near names
         taken = await self._book.take(
-            name, key_from(ask.key), ask.cost, ask.tier, ask.quota, caller=request.caller
+            name, key_from(body.key), body.cost, body.tier, body.quota, caller=request.caller
         )
         return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
 
-    async def reset(self, request: ApiRequest, ask: ResetAsk, name: str) -> ResetAnswer:
-        key = key_from(ask.key)
+    async def reset(self, request: ApiRequest, body: ResetBody, name: str) -> ResetAnswer:
+        key = key_from(body.key)
         await self._limiter(name).reset(key)
         audit.info(
             "%s has reset %r in limiter %r", request.name or "a caller without a token", shown_key(key), name
         )
         return ResetAnswer()
 
-    async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
-        finished = await self._book.finish(hold, ask.cost)
+    async def settle(self, body: SettleBody, hold: str) -> FinishAnswer:
+        finished = await self._book.finish(hold, body.cost)
         held, cost = wire_cost(finished.held), wire_cost(finished.cost)
         return FinishAnswer(hold, finished.limiter, held, cost, finished.first, finished.degraded)
 
-    async def release(self, ask: ReleaseAsk, hold: str) -> FinishAnswer:
-        return await self.settle(SettleAsk(0), hold)
+    async def release(self, body: ReleaseBody, hold: str) -> FinishAnswer:
+        return await self.settle(SettleBody(0), hold)
 
-    async def confirm(self, ask: ConfirmAsk, hold: str) -> DecisionAnswer:
+    async def confirm(self, body: ConfirmBody, hold: str) -> DecisionAnswer:
         try:
-            return decision_answer(await self._book.confirm(hold, ask.cost))
+            return decision_answer(await self._book.confirm(hold, body.cost))
         except UnknownHold:
-            if ask.anew is None:
+            if body.anew is None:
                 raise
-        return decision_answer(await self._confirm_anew(ask.anew, ask.cost))
+        return decision_answer(await self._confirm_anew(body.anew, body.cost))
 
-    async def renew(self, ask: RenewAsk, hold: str) -> HoldAnswer:
+    async def renew(self, body: RenewBody, hold: str) -> HoldAnswer:
         taken = await self._book.renew(hold)
         return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
 
-    async def _confirm_anew(self, ask: Anew, cost: int | dict[str, int] | None) -> Decision:
+    async def _confirm_anew(self, body: RenewRequest, cost: int | dict[str, int] | None) -> Decision:
         """Take the units of a hold that has expired; its places have been free for long."""
-        limiter = self._limiter(ask.limiter).current
-        held = limiter.units.costs(ask.cost)
+        limiter = self._limiter(body.limiter).current
+        held = limiter.units.costs(body.cost)
         costs = limiter.units.without_places(held if cost is None else limiter.units.settled(cost, held))
-        request = Request("hit", key_from(ask.key), costs, ask.tier)
-        decision, _ = await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
+        request = Request("hit", key_from(body.key), costs, body.tier)
+        decision, _ = await limiter.gate.decide(request.with_quotas(quotas_of(limiter.rules, body.quota)))
         return decision
 
     async def limiters(self) -> LimitersShown:
@@ -172,10 +172,10 @@ class Operations:
         self._limiter(name)  # for the message that lists near names
         return limiter_shown(self._live.policy.limiters[name])
 
-    async def inspect(self, ask: InspectAsk) -> InspectAnswer:
-        key = key_from(ask.key)
+    async def inspect(self, body: InspectBody) -> InspectAnswer:
+        key = key_from(body.key)
         limiters, clock = list(self._live.values()), self._live.clock
-        states = await asyncio.gather(*(state_of(limiter, key, ask.tier, clock) for limiter in limiters))
+        states = await asyncio.gather(*(state_of(limiter, key, body.tier, clock) for limiter in limiters))
         return InspectAnswer(list(states))
 
     async def healthz(self) -> HealthAnswer:
@@ -188,7 +188,7 @@ class Operations:
 
     # Batches
 
-    async def batch(self, request: ApiRequest, ask: BatchAsk) -> BatchAnswers:
+    async def batch(self, request: ApiRequest, body: BatchBody) -> BatchAnswers:
         """Answer each call as it would be answered alone, in order.
 
         What only asks a limiter leaves for a remote store together with its neighbours; everything else waits for what
@@ -197,7 +197,7 @@ class Operations:
         answers: list[BatchAnswer] = []
         together: list[asyncio.Task[BatchAnswer]] = []
         rested = perf_counter()
-        for call in ask.calls:
+        for call in body.calls:
             limiter = None if call.limiter is None else self._live.get(call.limiter)
             may_join = limiter is not None and limiter.store.remote and call.operation in _TOGETHER
             if together and (not may_join or len(together) >= MOST_TOGETHER):
@@ -239,7 +239,7 @@ class Operations:
             decision, _ = await _asked(limiter, "hit" if operation == "hit" else "peek", call, cost)
             return wait_answer(decision) if operation == "wait-hint" else decision_answer(decision)
         if operation == "hold":
-            return await self.hold(request, HitAsk(call.key, cost, call.tier, call.quota), name)
+            return await self.hold(request, HitBody(call.key, cost, call.tier, call.quota), name)
         return await self._reset_one(call, name, request)
 
     async def _end(self, call: BatchCall) -> Struct:
@@ -248,12 +248,12 @@ class Operations:
         if hold is None or isinstance(cost, list) or of_limiter != (None, None, None, None):
             raise ApiProblem(400, f"{operation} needs the id of a hold, and nothing of a limiter")
         if operation == "confirm":
-            return await self.confirm(ConfirmAsk(cost, call.anew), hold)
+            return await self.confirm(ConfirmBody(cost, call.anew), hold)
         if (cost is None) is (operation == "settle"):
             raise ApiProblem(400, "settle needs a cost, and release takes none, nor does renew")
         if operation == "renew":
-            return await self.renew(RenewAsk(), hold)
-        return await self.settle(SettleAsk(0 if cost is None else cost), hold)
+            return await self.renew(RenewBody(), hold)
+        return await self.settle(SettleBody(0 if cost is None else cost), hold)
 
     async def _reset_one(self, call: BatchCall, name: str, request: ApiRequest) -> ResetAnswer:
         if "administer" not in request.may:
@@ -262,7 +262,7 @@ class Operations:
             raise problem
         if call.cost is not None or call.tier is not None or call.quota is not None:
             raise ApiProblem(400, "reset takes a key, but neither cost nor tier nor quota")
-        return await self.reset(request, ResetAsk(call.key), name)
+        return await self.reset(request, ResetBody(call.key), name)
 
     def _limiter(self, name: str) -> AsyncPolicyLimiter:
         try:
@@ -272,11 +272,11 @@ class Operations:
 
 
 def _asked(
-    limiter: AsyncPolicyLimiter, operation: Operation, ask: HitAsk | BatchCall, cost: WireCost
+    limiter: AsyncPolicyLimiter, operation: Operation, body: HitBody | BatchCall, cost: WireCost
 ) -> Awaitable[Answer]:
     """Ask a limiter, and return its answer, to be awaited."""
     version = limiter.current  # rules, units and gate of one version
-    return version.gate.ask(version.request(operation, key_from(ask.key), cost, ask.tier, ask.quota))
+    return version.gate.decide(version.request(operation, key_from(body.key), cost, body.tier, body.quota))
 
 
 def problem_from(error: Exception) -> ApiProblem:

@@ -117,9 +117,11 @@ class _Remainder:
         self._shadows = shadows
         self._places = [rules.index(rule) if rule in rules else None for rule in limiter.rules]
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         costs = self._of_all(request.cost)
-        return await self._gate.ask(Request(request.operation, request.key, costs, request.tier, request.now))
+        return await self._gate.decide(
+            Request(request.operation, request.key, costs, request.tier, request.now)
+        )
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         if self._kept:

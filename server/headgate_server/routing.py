@@ -42,7 +42,7 @@ class EndpointDoc:
     summary: str
     text: str = ""
     values: dict[str, str] = field(default_factory=dict)
-    ask: Any = None
+    body: Any = None
     answer: Any = None
     media_type: str = JSON
     problems: tuple[int, ...] = ()

@@ -72,7 +72,7 @@ class Body(Struct, forbid_unknown_fields=True):
     """What every request body has in common: a misspelt field is an error, not a default."""
 
 
-class HitAsk(Body):
+class HitBody(Body):
     """Units for a key."""
 
     key: WireKey = None
@@ -81,7 +81,7 @@ class HitAsk(Body):
     quota: WireQuota = None
 
 
-class RecordAsk(Body):
+class RecordBody(Body):
     """Units that have been used already."""
 
     key: WireKey = None
@@ -90,40 +90,40 @@ class RecordAsk(Body):
     quota: WireQuota = None
 
 
-class ResetAsk(Body):
+class ResetBody(Body):
     """Whose counts to forget."""
 
     key: WireKey = None
 
 
-class SettleAsk(Body):
+class SettleBody(Body):
     """The true cost of what was held."""
 
     cost: Cost
 
 
-class ReleaseAsk(Body):
+class ReleaseBody(Body):
     """Nothing: all units go back."""
 
 
-class Anew(HitAsk):
+class RenewRequest(HitBody):
     """What the hold was taken for: if it is forgotten by now, its units have expired, and are taken anew."""
 
     limiter: str = ""
 
 
-class ConfirmAsk(Body):
+class ConfirmBody(Body):
     """The true cost, if it is not what was held."""
 
     cost: Cost | None = None
-    anew: Anew | None = None
+    anew: RenewRequest | None = None
 
 
-class RenewAsk(Body):
+class RenewBody(Body):
     """Nothing: the lease of its places is extended."""
 
 
-class InspectAsk(Body):
+class InspectBody(Body):
     """Whose state to show. Text serves as every scope of a limiter with scopes."""
 
     key: WireKey = None
@@ -142,16 +142,16 @@ class BatchCall(Body):
     cost: CostOfEach | None = None
     tier: Tier = None
     quota: WireQuota = None
-    anew: Anew | None = None
+    anew: RenewRequest | None = None
 
 
-class BatchAsk(Body):
+class BatchBody(Body):
     """Calls that are answered each on its own, in order."""
 
     calls: Annotated[list[BatchCall], Meta(max_length=MOST_CALLS)]
 
 
-class CandidateAsk(Body):
+class CandidateBody(Body):
     """Another quota for a live rule, to be watched; null ends that."""
 
     rule: str
@@ -166,7 +166,7 @@ class CandidateAnswer(Struct):
     quota: str | None
 
 
-class TrafficAsk(Body):
+class TrafficBody(Body):
     """Whether the demo's callers should be busy."""
 
     on: bool

@@ -72,7 +72,7 @@ def pending_call(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
 
 async def decide(gate: AsyncGate, request: Request) -> Decision:
     """Return the decision of a gate."""
-    return (await gate.ask(request))[0]
+    return (await gate.decide(request))[0]
 
 
 class HitMethods:
@@ -84,7 +84,7 @@ class HitMethods:
 
     gate: Gate
 
-    def _ask(self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any) -> Decision:
+    def _decide(self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any) -> Decision:
         """Like `hit` and `check`, but accepts a cost per unit and a quota for this call."""
         raise NotImplementedError
 
@@ -106,8 +106,8 @@ class HitMethods:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
         if type(cost) is not int or quota is not None:
-            return self._ask("hit", key, cost, tier, quota, now)
-        return self.gate.ask(new_request("hit", key, cost, tier, None if now is None else instant(now)))[0]
+            return self._decide("hit", key, cost, tier, quota, now)
+        return self.gate.decide(new_request("hit", key, cost, tier, None if now is None else instant(now)))[0]
 
     def check(
         self,
@@ -120,8 +120,10 @@ class HitMethods:
     ) -> Decision:
         """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
-            return self._ask("peek", key, cost, tier, quota, now)
-        return self.gate.ask(new_request("peek", key, cost, tier, None if now is None else instant(now)))[0]
+            return self._decide("peek", key, cost, tier, quota, now)
+        return self.gate.decide(new_request("peek", key, cost, tier, None if now is None else instant(now)))[
+            0
+        ]
 
 
 class AsyncHitMethods:
@@ -133,7 +135,7 @@ class AsyncHitMethods:
 
     gate: AsyncGate
 
-    async def _ask(
+    async def _decide(
         self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any
     ) -> Decision:
         """Like `hit` and `check`, but accepts a cost per unit and a quota for this call."""
@@ -157,7 +159,7 @@ class AsyncHitMethods:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
         if type(cost) is not int or quota is not None:
-            return pending_call(self._ask("hit", key, cost, tier, quota, now))
+            return pending_call(self._decide("hit", key, cost, tier, quota, now))
         request = new_request("hit", key, cost, tier, None if now is None else instant(now))
         return pending_call(decide(self.gate, request))
 
@@ -172,6 +174,6 @@ class AsyncHitMethods:
     ) -> Coroutine[Any, Any, Decision]:
         """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
-            return pending_call(self._ask("peek", key, cost, tier, quota, now))
+            return pending_call(self._decide("peek", key, cost, tier, quota, now))
         request = new_request("peek", key, cost, tier, None if now is None else instant(now))
         return pending_call(decide(self.gate, request))

@@ -157,13 +157,23 @@ def period_from(period: str | float | timedelta, what: str) -> int:
 
 def format_period(period_us: int, *, long: bool = False) -> str:
     """Return a period in the largest unit that divides it: `1m`, `15m`, `90s`; long: `minute`, `15m`."""
-    unit = next(u for u in ("w", "d", "h", "m", "s", "ms") if period_us % _UNITS_US[u] == 0)
-    count = period_us // _UNITS_US[unit]
-    if unit == "w" and count > 1:  # 14d is clearer than 2w
-        unit, count = "d", count * 7
+    count, unit = _count_and_unit(period_us)
     if long and count == 1:
         return _LONG_NAMES[unit]
     return f"{count}{unit}"
+
+
+def period_in_words(period_us: int) -> str:
+    """Return a period as words for a rule's name: `minute`, `15-minutes`."""
+    count, unit = _count_and_unit(period_us)
+    return _LONG_NAMES[unit] if count == 1 else f"{count}-{_LONG_NAMES[unit]}s"
+
+
+def _count_and_unit(period_us: int) -> tuple[int, str]:
+    """Return a period in the largest unit that divides it."""
+    unit = next(u for u in ("w", "d", "h", "m", "s", "ms") if period_us % _UNITS_US[u] == 0)
+    count = period_us // _UNITS_US[unit]
+    return (count * 7, "d") if unit == "w" and count > 1 else (count, unit)  # 14d is clearer than 2w
 
 
 class _QuotaReader:

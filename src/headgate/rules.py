@@ -8,6 +8,7 @@ call's mapping; with `"*"`, all callers share one counter. The unit of a rule is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -17,7 +18,15 @@ from typing import Any, Literal
 from headgate._checks import check_count, check_text
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
-from headgate.quota import SPANS_US, Quota, Span, format_period, parse_calendar, parse_quotas, period_from
+from headgate.quota import (
+    SPANS_US,
+    Quota,
+    Span,
+    parse_calendar,
+    parse_quotas,
+    period_from,
+    period_in_words,
+)
 
 __all__ = ["DEFAULT_BUCKETS", "REQUESTS", "SHARED", "make_rule"]
 
@@ -48,7 +57,7 @@ class Rule:
         kind: The algorithm.
         quota: The quota of callers without a tier. Its period is the lease of a `concurrent` rule, and the longest duration
             of the span of a `calendar` rule.
-        name: Part of the identity of its state, together with kind and period; a changed limit keeps the counts.
+        name: The name in decisions, header fields and metrics. A name other than the default is part of the state identity.
         scope: The scope; see the module.
         tiers: Quotas by tier; all tiers share the same state. An unknown tier has the rule's quota.
         buckets: The number of buckets of a sliding window.
@@ -79,7 +88,10 @@ class Rule:
 
     @property
     def identity(self) -> str:
-        """The identity of this rule's states within the limiter: kind, period and name."""
+        """The identity of this rule's states within the limiter; a changed limit keeps the counts.
+
+        The default name is not part of it, because another rule of the limiter may lengthen it.
+        """
         shape = f"{self.kind}/{self.quota.period_us}"
         if self.kind == "sliding_window":
             shape += f"/{self.buckets}/{'strict' if self.strict else 'lenient'}"
@@ -87,7 +99,15 @@ class Rule:
             shape = self.kind  # each lease has its own end, so a changed lease keeps the held places
         elif self.kind == "calendar":
             shape = f"{self.kind}/{self.span}/{self.timezone}"
-        return f"{shape}/{self.name}"
+        return f"{shape}/{self._default_name if self._has_default_name else self.name}"
+
+    @property
+    def _default_name(self) -> str:
+        return default_name(self.kind, self.quota, self.span, self.scope, self.unit)
+
+    @property
+    def _has_default_name(self) -> bool:
+        return self.name in (self._default_name, _with_kind(self._default_name, self.kind))
 
     def quota_for(self, tier: str | None) -> Quota:
         """Return the quota of a tier, or the rule's quota if the tier is unknown."""
@@ -273,11 +293,7 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
             rules += [sliding_window(q) if q.burst is None else token_bucket(q) for q in parse_quotas(spec)]
         else:
             raise ConfigError(f"a rule is text like '5/minute' or sliding_window('5/minute'), not {spec!r}")
-    seen: set[str] = set()
-    for rule in rules:
-        if rule.name in seen:
-            raise ConfigError(f"two rules are called {rule.name!r}; give one of them another name=")
-        seen.add(rule.name)
+    rules = _distinct(rules)
     plain = [rule.name for rule in rules if rule.scope is None]
     scoped = [rule.name for rule in rules if rule.scope not in (None, SHARED)]
     if plain and scoped:
@@ -322,13 +338,16 @@ def make_rule(
         if quota.burst not in (None, burst):
             raise ConfigError(f"burst={burst} contradicts {str(quota)!r}; write it once")
         quota = replace(quota, burst=burst)
-    if name is None:
-        period = span or ("" if kind == "concurrent" else format_period(quota.period_us))
-        name = "/".join(filter(None, (kind, period, scope, "" if unit == REQUESTS else unit)))
-    else:
-        name = check_text("a rule's name", name)
     rule = Rule(
-        kind, quota, name, scope, buckets=buckets, strict=strict, unit=unit, span=span, timezone=timezone
+        kind,
+        quota,
+        default_name(kind, quota, span, scope, unit) if name is None else check_text("a rule's name", name),
+        scope,
+        buckets=buckets,
+        strict=strict,
+        unit=unit,
+        span=span,
+        timezone=timezone,
     )
     rule.quota_from(quota)
     tiers = {} if tiers is None else tiers
@@ -344,6 +363,31 @@ def make_rule(
         except ConfigError as error:
             raise ConfigError(f"tier {tier!r}: {error}") from None
     return replace(rule, tiers=MappingProxyType(by_tier))
+
+
+def default_name(kind: Kind, quota: Quota, span: Span | None, scope: str | None, unit: str) -> str:
+    """Return the name of a rule without `name=`, such as `per-minute`, `per-hour-user` or `calendar-month`."""
+    first = {"concurrent": "concurrent", "calendar": f"calendar-{span}"}.get(kind)
+    first = first or f"per-{period_in_words(quota.period_us)}"
+    parts = (first, "shared" if scope == SHARED else scope, "" if unit == REQUESTS else unit)
+    return "-".join(filter(None, parts))
+
+
+def _with_kind(name: str, kind: Kind) -> str:
+    return f"{name}-{kind.replace('_', '-')}"
+
+
+def _distinct(rules: list[Rule]) -> list[Rule]:
+    """Return the rules with their kind appended to default names that are used twice."""
+    used = Counter(rule.name for rule in rules)
+    named: list[Rule] = []
+    for rule in rules:
+        is_lengthened = used[rule.name] > 1 and rule._has_default_name
+        own = replace(rule, name=_with_kind(rule.name, rule.kind)) if is_lengthened else rule
+        if any(own.name == other.name or own.identity == other.identity for other in named):
+            raise ConfigError(f"two rules are called {rule.name!r}; give one of them another name=")
+        named.append(own)
+    return named
 
 
 def _restore(values: dict[str, Any]) -> Rule:

@@ -60,7 +60,7 @@ def usage(page: Page, limiter: str, rule: str) -> Locator:
     return shown.get_by_role("listitem").filter(has_text=rule)
 
 
-def ask(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
+def decide(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
     """Use the form, and return where the answer appears."""
     form = page.locator("#try-form")
     form.get_by_label("Limiter").select_option(limiter)
@@ -339,15 +339,15 @@ def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: 
 def test_a_rule_says_where_the_file_has_it(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
-    rule = card(page, "login").get_by_role("listitem").filter(has_text="sliding_window/1d")
+    rule = card(page, "login").get_by_role("listitem").filter(has_text="per-day")
     place = rule.locator("summary")
     expect(place).to_have_text("headgate.toml:6")
     place.click()
     expect(rule.get_by_text(f"{server.policy_file}:6")).to_be_visible()
-    expect(rule.get_by_role("group", name="sliding_window/1d for the policy file")).to_have_text(
-        '{ quota = "5/day", name = "sliding_window/1d" }'
+    expect(rule.get_by_role("group", name="per-day for the policy file")).to_have_text(
+        '{ quota = "5/day", name = "per-day" }'
     )
-    rule.get_by_role("button", name="Copy sliding_window/1d").click()
+    rule.get_by_role("button", name="Copy per-day").click()
     expect(rule.get_by_role("status")).to_have_text(re.compile("Copied|Selected"))
     assert violations(page) == []
 
@@ -358,7 +358,7 @@ def test_a_candidate_is_watched_beside_its_live_rule(
     server = serving(POLICY)
     page = look(server)
     form = page.locator("#candidate-form")
-    form.get_by_label("What if").select_option(label="login: sliding_window/1d (5/day)")
+    form.get_by_label("What if").select_option(label="login: per-day (5/day)")
     expect(form.get_by_label("were")).to_have_value("5/day")
     form.get_by_label("were").fill("3/day")
     form.get_by_role("button", name="Watch").click()
@@ -374,7 +374,7 @@ def test_a_candidate_is_watched_beside_its_live_rule(
     expect(figure(page, "login", "total-admitted")).to_have_text("5")
     row.get_by_text("For the file").click()
     expect(row.get_by_role("group", name="For the policy file")).to_contain_text(
-        '{ quota = "3/day", name = "sliding_window/1d" }'
+        '{ quota = "3/day", name = "per-day" }'
     )
     assert violations(page) == []
     row.get_by_role("button", name="Stop watching").click()
@@ -583,11 +583,11 @@ def test_the_inspector_shows_every_rule_and_follows(serving: Serving, look: Look
     server.hit("login", "alice", 3)
     page = look(server)
     inspect(page, "alice")
-    daily = usage(page, "login", "sliding_window/1d")
+    daily = usage(page, "login", "per-day")
     expect(daily).to_contain_text("3 of 5 used")
     expect(daily).to_contain_text("2 left")
     expect(daily.get_by_role("meter")).to_have_attribute("aria-valuetext", "3 of 5")
-    expect(usage(page, "login", "sliding_window/1w")).to_contain_text("3 of 50 used")
+    expect(usage(page, "login", "per-week")).to_contain_text("3 of 50 used")
     expect(page.locator("#inspect summary")).to_have_text("1 limiter with nothing counted")
     server.hit("login", "alice", 2)
     expect(daily).to_contain_text("5 of 5 used")
@@ -609,7 +609,7 @@ def test_a_reset_is_confirmed_and_then_done(serving: Serving, look: Look) -> Non
     server.hit("api", {"user": "alice"}, 4)
     page = look(server)
     inspect(page, "alice")
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("5 of 5 used")
 
     page.get_by_role("button", name="Reset in login").click()
     dialog = page.get_by_role("dialog")
@@ -619,7 +619,7 @@ def test_a_reset_is_confirmed_and_then_done(serving: Serving, look: Look) -> Non
 
     page.get_by_role("button", name="Reset in login").click()
     dialog.get_by_role("button", name="Reset").click()
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("0 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("0 of 5 used")
     assert server.post("/v1/limiters/login/check", {"key": "alice"})["remaining"] == 4
 
     page.get_by_role("button", name="Reset in api").click()
@@ -639,7 +639,7 @@ def test_a_reset_works_after_a_cancelled_one(serving: Serving, look: Look) -> No
         "button => { button.click(); document.getElementById('confirm-dialog').close(); button.click(); }"
     )
     page.get_by_role("dialog").get_by_role("button", name="Reset").click()
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("0 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("0 of 5 used")
 
 
 def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> None:
@@ -648,7 +648,7 @@ def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> Non
     page = look(server)
     page.get_by_role("button", name="Inspect mallory").click()
     expect(page.locator("#inspect").get_by_label("Key")).to_have_value("mallory")
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("5 of 5 used")
 
 
 def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look) -> None:
@@ -664,7 +664,7 @@ def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look
     expect(refused.get_by_role("button")).to_have_count(1)
     refused.get_by_role("button").click()
     expect(page.locator("#inspect").get_by_label("Key")).to_have_value('{"user":"bob"}')
-    expect(usage(page, "api", "sliding_window/1d/user")).to_contain_text("1 of 1 used")
+    expect(usage(page, "api", "per-day-user")).to_contain_text("1 of 1 used")
     expect(page.locator("#inspect").get_by_role("heading", name="pair")).to_have_count(0)
 
     long_key = "long " * 30_000
@@ -672,10 +672,10 @@ def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look
     server.hit("plain", long_key, 4)
     for number, used in ((4, "1 of 1 used"), (3, "1 of 1 used")):
         refused.filter(has_text=f"plain{number - 1}").get_by_role("button").click()
-        expect(usage(page, "plain", "sliding_window/1d")).to_contain_text(used)
+        expect(usage(page, "plain", "per-day")).to_contain_text(used)
     page.get_by_role("button", name="Reset in plain").click()
     page.get_by_role("dialog").get_by_role("button", name="Reset").click()
-    expect(usage(page, "plain", "sliding_window/1d")).to_contain_text("0 of 1 used")
+    expect(usage(page, "plain", "per-day")).to_contain_text("0 of 1 used")
     assert server.post("/v1/limiters/plain/check", {"key": long_key[:400]})["remaining"] == 0
     assert server.post("/v1/limiters/plain/check", {"key": long_key})["allowed"] is False
 
@@ -685,16 +685,14 @@ def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look
 
 def test_hits_and_checks_are_answered_in_a_sentence(serving: Serving, look: Look) -> None:
     page = look(serving(POLICY))
-    answer = ask(page, "Hit")
-    expect(answer).to_contain_text("Admitted. 4 of 5 left in sliding_window/1d, all of them back in 1 d")
-    ask(page, "Check", cost=4)
+    answer = decide(page, "Hit")
+    expect(answer).to_contain_text("Admitted. 4 of 5 left in per-day, all of them back in 1 d")
+    decide(page, "Check", cost=4)
     expect(answer).to_contain_text("Would be admitted. 0 of 5 left")
-    ask(page, "Hit", cost=4)
+    decide(page, "Hit", cost=4)
     expect(answer).to_contain_text("Admitted. 0 of 5 left")
-    ask(page, "Hit")
-    expect(answer).to_contain_text(
-        re.compile(r"Refused by sliding_window/1d\. It would be admitted in (1 d|2[34] h)")
-    )
+    decide(page, "Hit")
+    expect(answer).to_contain_text(re.compile(r"Refused by per-day\. It would be admitted in (1 d|2[34] h)"))
     page.get_by_text("Answer as JSON").click()
     expect(page.locator("#try-json-text")).to_contain_text('"allowed": false')
 
@@ -705,7 +703,7 @@ def test_what_the_server_does_not_accept_is_said(
     server = serving(POLICY)
     complaints.expect("the server responded with a status of 4")
     page = look(server)
-    answer = ask(page, "Hit", cost=6)
+    answer = decide(page, "Hit", cost=6)
     refused = httpx.post(f"{server.url}/v1/limiters/login/hit", json={"key": "alice", "cost": 6})
     assert refused.is_client_error
     expect(answer).to_have_text(refused.json()["detail"])
@@ -714,7 +712,7 @@ def test_what_the_server_does_not_accept_is_said(
 def test_a_hold_is_settled_or_released(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
-    expect(ask(page, "Hold", cost=4)).to_contain_text("Holding 4 units. 1 of 5 left")
+    expect(decide(page, "Hold", cost=4)).to_contain_text("Holding 4 units. 1 of 5 left")
     hold = page.locator("#try-hold")
     hold.get_by_label("True cost").fill("3")
     hold.get_by_role("button", name="Settle").click()
@@ -722,7 +720,7 @@ def test_a_hold_is_settled_or_released(serving: Serving, look: Look) -> None:
     expect(hold.get_by_role("button", name="Release")).to_be_disabled()
     assert server.post("/v1/limiters/login/check", {"key": "alice", "cost": 0})["remaining"] == 2
 
-    ask(page, "Hold", cost=2)
+    decide(page, "Hold", cost=2)
     hold.get_by_role("button", name="Release").click()
     expect(hold.get_by_role("status")).to_have_text("Released: all 2 given back.")
     assert server.post("/v1/limiters/login/check", {"key": "alice", "cost": 0})["remaining"] == 2
@@ -736,7 +734,7 @@ def test_the_form_asks_for_every_scope_and_tier(serving: Serving, look: Look) ->
     expect(form.get_by_label("user")).to_be_focused()
     form.get_by_label("user").fill("ada")
     form.get_by_label("Tier").select_option("pro")
-    expect(ask(page, "Hit", limiter="api")).to_contain_text("999 of 1,000 left in daily")
+    expect(decide(page, "Hit", limiter="api")).to_contain_text("999 of 1,000 left in daily")
 
 
 @pytest.mark.parametrize("key", ["alice", 'it\'s $(not) a `command` \\ "quoted"', HOSTILE])
@@ -820,7 +818,7 @@ def test_a_reset_without_permission_says_why(serving: Serving, look: Look, compl
     expect(page.locator("#inspect article", has_text="login").get_by_role("status")).to_have_text(
         refused.json()["detail"]
     )
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("2 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("2 of 5 used")
 
 
 # --- Hostile text ----------------------------------------------------------------------------------------------------
@@ -844,7 +842,7 @@ def test_names_and_keys_are_shown_as_text(serving: Serving, look: Look) -> None:
     inspect(page, HOSTILE)
     expect(usage(page, HOSTILE, "<b>rule</b>")).to_contain_text("1 of 1 used")
     page.locator("#try-form").get_by_label("Key").fill(HOSTILE)
-    expect(ask(page, "Hit", limiter=HOSTILE)).to_contain_text("Refused by <b>rule</b>.")
+    expect(decide(page, "Hit", limiter=HOSTILE)).to_contain_text("Refused by <b>rule</b>.")
     assert page.locator("main img, main b b").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
@@ -871,8 +869,8 @@ def test_axe_finds_nothing(serving: Serving, look: Look, scheme: str, viewport: 
     expect(figure(page, "login", "total-refused")).to_have_text("2")
     card(page, "login").get_by_text("Figures as a table").click()
     inspect(page, "alice")
-    expect(usage(page, "login", "sliding_window/1d")).to_be_visible()
-    expect(ask(page, "Hold", limiter="api")).to_contain_text("Holding")
+    expect(usage(page, "login", "per-day")).to_be_visible()
+    expect(decide(page, "Hold", limiter="api")).to_contain_text("Holding")
     page.get_by_text("Answer as JSON").click()
     expect(page.locator("#try-json-text")).to_be_visible()
     server.policy_file.write_text("[limiters.login]\n", encoding="utf-8")
@@ -925,7 +923,7 @@ def test_everything_can_be_done_from_the_keyboard(serving: Serving, look: Look) 
     press_until(page.locator("#inspect").get_by_label("Key"))
     page.keyboard.type("alice")
     page.keyboard.press("Enter")
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("5 of 5 used")
     reset = page.get_by_role("button", name="Reset in login")
     press_until(reset)
     page.keyboard.press("Enter")
@@ -936,7 +934,7 @@ def test_everything_can_be_done_from_the_keyboard(serving: Serving, look: Look) 
     page.keyboard.press("Enter")
     press_until(page.get_by_role("dialog").get_by_role("button", name="Reset"))
     page.keyboard.press("Enter")
-    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("0 of 5 used")
+    expect(usage(page, "login", "per-day")).to_contain_text("0 of 5 used")
 
     press_until(page.locator("#try-form").get_by_role("radio", name="Hit"))
     page.keyboard.press("ArrowRight")

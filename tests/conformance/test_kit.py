@@ -36,8 +36,8 @@ class Defect:
         self.gate = gate
         self.bound = bound
 
-    def ask(self, request: Request) -> Answer:
-        return self.gate.ask(request)
+    def decide(self, request: Request) -> Answer:
+        return self.gate.decide(request)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self.gate.refund(receipts, cost, now)
@@ -81,34 +81,34 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 class ChargesRefusals(Defect):
-    def ask(self, request: Request) -> Answer:
-        answer = super().ask(request)
+    def decide(self, request: Request) -> Answer:
+        answer = super().decide(request)
         if request.operation == "hit" and not answer[0]:
-            self.gate.ask(recording(request))
+            self.gate.decide(recording(request))
         return answer
 
 
 class ChargesOneRuleOfSeveral(Defect):
-    def ask(self, request: Request) -> Answer:
-        answer = super().ask(request)
+    def decide(self, request: Request) -> Answer:
+        answer = super().decide(request)
         if request.operation == "hit" and not answer[0]:
             first = ReferenceStore.bind(self.bound.store, self.bound.limiter, self.bound.rules[:1])
-            first.ask(recording(request))
+            first.decide(recording(request))
         return answer
 
 
 class AdmitsAMicrosecondEarly(Defect):
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         if request.operation == "hit" and request.now:
             request = Request(request.operation, request.key, request.cost, request.tier, request.now + 1)
-        return super().ask(request)
+        return super().decide(request)
 
 
 class TakesBytesForText(Defect):
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         if request.operation == "record" and isinstance(request.key, bytes):
             request = request.for_key(request.key.decode("latin-1"), request.tier)
-        return super().ask(request)
+        return super().decide(request)
 
 
 class GivesBackWhatWasReset(Defect):
@@ -121,25 +121,25 @@ class GivesBackWhatWasReset(Defect):
 
 
 class ForgetsAMicrosecondEarly(Defect):
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         states = self.bound.store.states
         for place, (_, fresh_at) in list(states.items()):
             if request.operation == "peek" and fresh_at - 1 <= (request.now or 0):
                 del states[place]
-        return super().ask(request)
+        return super().decide(request)
 
 
 class WritesWhenLooking(Defect):
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         if request.operation == "peek":
             request = Request("hit", request.key, request.cost, request.tier, request.now)
-        return super().ask(request)
+        return super().decide(request)
 
 
 class ChargesEveryRuleTheFirstCost(Defect):
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         cost = request.cost[0] if isinstance(request.cost, tuple) else request.cost
-        return super().ask(Request(request.operation, request.key, cost, request.tier, request.now))
+        return super().decide(Request(request.operation, request.key, cost, request.tier, request.now))
 
 
 class GivesBackTheSameOfEveryRule(Defect):
@@ -148,20 +148,20 @@ class GivesBackTheSameOfEveryRule(Defect):
 
 
 class MovesWithoutGivingBack(Defect):
-    def ask(self, request: Request) -> Answer:
-        return super().ask(request.replacing(None))
+    def decide(self, request: Request) -> Answer:
+        return super().decide(request.replacing(None))
 
 
 class GivesBackBeforeItKnows(Defect):
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         if request.replaces is not None:
             super().refund(request.replaces, 2**53 - 1, request.now)
-        return super().ask(request.replacing(None))
+        return super().decide(request.replacing(None))
 
 
 class IgnoresQuotas(Defect):
-    def ask(self, request: Request) -> Answer:
-        return super().ask(
+    def decide(self, request: Request) -> Answer:
+        return super().decide(
             Request(
                 request.operation,
                 request.key,
@@ -260,7 +260,7 @@ class LastNoteStands(MemoryStore):
 
 class LooksThenNotes(MemoryStore):
     async def note(self, name: str, text: str, seconds: float) -> str:
-        kept = await self.noted(name)
+        kept = await self.get_note(name)
         await asyncio.sleep(0)
         if kept is None:
             self._notes.clear()

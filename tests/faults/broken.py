@@ -23,11 +23,11 @@ class Forgets:
         self._numbers = numbers
         self.refund, self.reset = gate.refund, gate.reset
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         look = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
-        would_charge = request.operation == "hit" and self._gate.ask(look)[0].allowed
+        would_charge = request.operation == "hit" and self._gate.decide(look)[0].allowed
         is_forgotten = would_charge and next(self._numbers) % FORGETS_ONE_IN == FORGETS_ONE_IN - 1
-        return self._gate.ask(look if is_forgotten else request)
+        return self._gate.decide(look if is_forgotten else request)
 
 
 class FailsOpen:
@@ -38,8 +38,8 @@ class FailsOpen:
         self._numbers = numbers
         self.refund, self.reset = gate.refund, gate.reset
 
-    def ask(self, request: Request) -> Answer:
-        decision, receipts = self._gate.ask(request)
+    def decide(self, request: Request) -> Answer:
+        decision, receipts = self._gate.decide(request)
         if request.operation == "hit" and not decision and next(self._numbers) == FAILS_OPEN_AT:
             admitted = [(True, limit, left, None, reset) for _, limit, left, _, reset in decision.fields]
             return Decision.make(decision.names, admitted), None
@@ -53,8 +53,8 @@ class Leaks:
         self._gate = gate
         self._numbers = numbers
 
-    async def ask(self, request: Request) -> Answer:
-        answer = self._gate.ask(request)
+    async def decide(self, request: Request) -> Answer:
+        answer = self._gate.decide(request)
         try:
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -80,9 +80,9 @@ class RenewsAnother:
         self._current: dict[Any, Any] = {}
         """The receipt of the lease that has taken the place of another one."""
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         is_renewal = request.operation == "renew"
-        answer = self._renew(request) if is_renewal else self._gate.ask(self._with_current(request))
+        answer = self._renew(request) if is_renewal else self._gate.decide(self._with_current(request))
         try:
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -95,10 +95,10 @@ class RenewsAnother:
         return answer
 
     def _renew(self, request: Request) -> Answer:
-        if not self._gate.ask(self._with_current(request))[0].allowed:
-            return self._gate.ask(self._with_current(request))
+        if not self._gate.decide(self._with_current(request))[0].allowed:
+            return self._gate.decide(self._with_current(request))
         self._gate.refund(self._with_current(request).replaces or (), request.cost, request.now)
-        return self._gate.ask(
+        return self._gate.decide(
             Request("hold", request.key, request.cost, request.tier, request.now, request.quotas)
         )
 

@@ -183,20 +183,20 @@ class Reader:
         return self._charges, self._questions
 
     def _hit(self, call: HistoryCall) -> None:
-        self._ask(call)
+        self._decide(call)
         self._charge(call, call.cost)
 
     def _hits(self, call: HistoryCall) -> None:
         self._charge(call, call.cost)
 
     def _check(self, call: HistoryCall) -> None:
-        self._ask(call)
+        self._decide(call)
 
     def _record(self, call: HistoryCall) -> None:
         self._charge(call, call.cost, admits=False)
 
     def _hold(self, call: HistoryCall) -> None:
-        self._ask(call)
+        self._decide(call)
         charge = self._charge(call, call.cost)
         if charge is not None and call.outcome == "admitted":
             self._held[call.worker, call.number] = [charge]
@@ -216,7 +216,7 @@ class Reader:
 
     def _confirm(self, call: HistoryCall) -> None:
         held = self._held.get((call.worker, call.hold or 0), [])
-        self._ask(call, replaced=held)
+        self._decide(call, replaced=held)
         if call.outcome == "refused":
             return
         self._held.pop((call.worker, call.hold or 0), None)
@@ -239,7 +239,7 @@ class Reader:
         for charge in self._held.get((call.worker, call.hold or 0), []):
             charge.renewals.append(Renewal(call, low, high))
 
-    def _ask(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
+    def _decide(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
         """Have a decision explained, if there was one."""
         if call.end is None or call.outcome not in ("admitted", "refused") or not call.verdicts:
             return

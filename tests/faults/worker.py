@@ -146,7 +146,7 @@ class Actor:
             if self._holds and self._random.random() < 0.45:
                 await self._end_a_hold()
             else:
-                await self._ask()
+                await self._decide()
             self._calls += 1
             if self._worker.orders.tasks and self._calls % 4 == 0:
                 await asyncio.sleep(0)
@@ -164,7 +164,7 @@ class Actor:
                 check = partial(worker.limiters[name].check, subject.key(worker.key(SOLO + life)), 1)
                 await self._call("check", name, SOLO + life, 1, check)
 
-    async def _ask(self) -> None:
+    async def _decide(self) -> None:
         rng, worker = self._random, self._worker
         name = rng.choice(worker.names)
         subject = worker.subjects[name]

@@ -26,7 +26,7 @@ from headgate_server.statistics import Snapshot, merged
 from headgate_server.wire import ShadowFigures
 from tests.server.support import Server, problem
 
-RULE = "sliding_window/1m"
+RULE = "per-minute"
 LOG = '[limiters.login]\nstore = "memory://"\nrules = [{quota = "5/minute", kind = "sliding_log"}]'
 
 
@@ -168,7 +168,7 @@ async def test_a_candidate_for_nothing_is_said_so() -> None:
 async def test_a_candidate_that_the_store_cannot_count_is_refused(tmp_path: Path) -> None:
     text = LOG.replace("memory://", f"sqlite:///{tmp_path}/limits.db")
     server = Server(text)
-    path, rule = "/v1/limiters/login/candidate", "sliding_log/1m"
+    path, rule = "/v1/limiters/login/candidate", "per-minute"
     reason = problem(await server.post(path, {"rule": rule, "quota": "1001/minute"}), 422)
     assert "at most 1000, not 1001" in reason
     server.live._use(parse_policy(text.replace("5/minute", "6/minute")))
@@ -178,7 +178,7 @@ async def test_a_candidate_that_the_store_cannot_count_is_refused(tmp_path: Path
 
 async def test_a_candidate_that_a_new_store_cannot_count_is_left_out(tmp_path: Path) -> None:
     server = Server(LOG)
-    await candidate(server, "1001/minute", "sliding_log/1m")
+    await candidate(server, "1001/minute", "per-minute")
     assert [rule.quota.limit for rule in server.live["login"].policy.shadow] == [1001]
     server.live._use(parse_policy(LOG.replace("memory://", f"sqlite:///{tmp_path}/limits.db")))
     assert server.live["login"].policy.shadow == ()

@@ -150,7 +150,7 @@ async def test_costs_that_can_never_be_admitted_raise_as_everywhere(limiter_of: 
     for call in (remote.hit, remote.check, remote.hold):
         with pytest.raises(CostTooHigh) as raised:
             await done(call("alice", 6))
-        assert (raised.value.cost, raised.value.capacity, raised.value.rule) == (6, 5, "sliding_window/1m")
+        assert (raised.value.cost, raised.value.capacity, raised.value.rule) == (6, 5, "per-minute")
         with pytest.raises(CostTooHigh) as raised:
             await done(call("alice", 51, tier="pro"))
         assert raised.value.capacity == 50
@@ -338,7 +338,7 @@ async def test_a_limiter_that_is_not_there_is_a_mistake(flavour: Flavour, store:
 
 async def test_rules_of_other_names_are_a_mistake(flavour: Flavour, store: ServerStore) -> None:
     limiter = flavour("5/hour", name="login", store=store)
-    with pytest.raises(ConfigError, match=r"'sliding_window/1m' on http.*'sliding_window/1h' here"):
+    with pytest.raises(ConfigError, match=r"'per-minute' on http.*'per-hour' here"):
         await done(limiter.hit("alice"))
 
 

@@ -24,12 +24,12 @@ async def test_a_hit_is_answered_with_the_whole_decision() -> None:
         "remaining": 4,
         "retry_after": None,
         "reset_after": 60 + 1,
-        "rule": "sliding_window/1m",
+        "rule": "per-minute",
         "denied_by": None,
         "degraded": False,
         "results": [
             {
-                "name": "sliding_window/1m",
+                "name": "per-minute",
                 "allowed": True,
                 "limit": 5,
                 "remaining": 4,
@@ -47,7 +47,7 @@ async def test_a_refusal_is_an_answer_and_honest_to_the_microsecond() -> None:
     await server.hit(cost=5)
     clock.advance_us(1)
     refused = await server.hit()
-    assert (refused["allowed"], refused["denied_by"], refused["remaining"]) == (False, "sliding_window/1m", 0)
+    assert (refused["allowed"], refused["denied_by"], refused["remaining"]) == (False, "per-minute", 0)
     wait_us = round(refused["retry_after"] * 1_000_000)
     clock.advance_us(wait_us - 1)
     assert not (await server.hit())["allowed"]
@@ -59,7 +59,7 @@ async def test_all_rules_are_in_the_answer_and_scopes_are_counted_apart() -> Non
     server = Server()
     decision = await server.hit("submit", {"user": "42"}, cost=3)
     assert [result["remaining"] for result in decision["results"]] == [0, 97]
-    assert (await server.hit("submit", {"user": "42"}))["denied_by"] == "sliding_window/1h/user"
+    assert (await server.hit("submit", {"user": "42"}))["denied_by"] == "per-hour-user"
     assert (await server.hit("submit", {"user": "43"}))["allowed"]
 
 
@@ -251,7 +251,7 @@ async def test_shadow_rules_are_listed_apart_and_refuse_nothing() -> None:
         '[limiters.api]\nrules = ["5/minute", { quota = "1/hour", name = "candidate", shadow = true }]'
     )
     limiter = (await server.client.get("/v1/limiters/api")).json()
-    assert [rule["name"] for rule in limiter["rules"]] == ["sliding_window/1m"]
+    assert [rule["name"] for rule in limiter["rules"]] == ["per-minute"]
     assert [rule["words"] for rule in limiter["shadow"]] == ["at most 1 in any hour for each key"]
     assert [(await server.hit("api"))["allowed"] for _ in range(3)] == [True, True, True]
 
@@ -274,7 +274,7 @@ async def test_text_is_every_scope_of_a_key() -> None:
         "error": None,
         "results": [
             {
-                "name": "sliding_window/1h/user",
+                "name": "per-hour-user",
                 "limit": 3,
                 "used": 2,
                 "remaining": 1,
@@ -284,7 +284,7 @@ async def test_text_is_every_scope_of_a_key() -> None:
                 **about,
             },
             {
-                "name": "sliding_window/1d/*",
+                "name": "per-day-shared",
                 "limit": 100,
                 "used": 2,
                 "remaining": 98,

@@ -130,7 +130,7 @@ class FarMemory(MemoryStore):
         self.is_down = False
         self.asked = 0
 
-    def _ask(self) -> None:
+    def _decide(self) -> None:
         self.asked += 1
         if self.is_down:
             raise StoreUnavailable("nobody answers")
@@ -139,12 +139,12 @@ class FarMemory(MemoryStore):
         return FarGate(self, self.bind(limiter, rules))
 
     async def note(self, name: str, text: str, seconds: float) -> str:
-        self._ask()
+        self._decide()
         return await super().note(name, text, seconds)
 
-    async def noted(self, name: str) -> str | None:
-        self._ask()
-        return await super().noted(name)
+    async def get_note(self, name: str) -> str | None:
+        self._decide()
+        return await super().get_note(name)
 
 
 class FarGate(ImmediateGate):
@@ -154,12 +154,12 @@ class FarGate(ImmediateGate):
         super().__init__(gate)
         self.store = store
 
-    async def ask(self, request: Request) -> Answer:
-        self.store._ask()
-        return await super().ask(request)
+    async def decide(self, request: Request) -> Answer:
+        self.store._decide()
+        return await super().decide(request)
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        self.store._ask()
+        self.store._decide()
         await super().refund(receipts, cost, now)
 
 

@@ -48,10 +48,10 @@ class Worker:
 class FlakyStore(MemoryStore):
     is_down = False
 
-    async def noted(self, name: str) -> str | None:
+    async def get_note(self, name: str) -> str | None:
         if self.is_down:
             raise StoreUnavailable("nobody answers")
-        return await super().noted(name)
+        return await super().get_note(name)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         if self.is_down:

@@ -363,8 +363,8 @@ async def test_without_files_nothing_is_accepted_for_a_while(
 async def test_a_request_has_one_host(fields: bytes, status: bytes) -> None:
     """RFC 9112, section 3.2."""
     async with http_server_of(Server()) as port:
-        ask = b"GET /healthz HTTP/1.1\r\n%bConnection: close\r\n\r\n" % fields
-        assert (await answers_of(port, ask)).split()[1] == status
+        decide = b"GET /healthz HTTP/1.1\r\n%bConnection: close\r\n\r\n" % fields
+        assert (await answers_of(port, decide)).split()[1] == status
 
 
 CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -556,12 +556,12 @@ async def test_a_request_for_another_protocol_keeps_its_body() -> None:
 
 async def test_a_request_for_another_protocol_keeps_its_version() -> None:
     """The answer to one of HTTP/1.0 ends the connection, and has no chunks."""
-    ask = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    decide = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     async with http_server_of(Server()) as port:
-        answer = await answers_of(port, ask)
+        answer = await answers_of(port, decide)
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"\r\nconnection: close\r\n" in answer
-        events = ask.replace(b"/healthz", b"/v1/events")
+        events = decide.replace(b"/healthz", b"/v1/events")
         async with asyncio.timeout(READ_SECONDS), connected(port, events) as (reader, _):
             assert b"chunked" not in await reader.readuntil(b"\r\n\r\n")
 
@@ -609,12 +609,12 @@ async def test_a_reader_that_takes_nothing_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.0)
-    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    decide = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         with suppress(ConnectionError):
             while True:
-                writer.write(ask * 100)
+                writer.write(decide * 100)
                 await writer.drain()
         assert await healthy(port) == b"200"
     assert caplog.messages == []

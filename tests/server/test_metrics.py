@@ -40,8 +40,8 @@ async def test_decisions_and_shadow_decisions_are_counted() -> None:
     for _ in range(3):
         await server.hit("api")
     found = await samples(server)
-    assert found["headgate_decisions_total", "false", "api", "admitted", "sliding_window/1m"] == 2
-    assert found["headgate_decisions_total", "false", "api", "refused", "sliding_window/1m"] == 1
+    assert found["headgate_decisions_total", "false", "api", "admitted", "per-minute"] == 2
+    assert found["headgate_decisions_total", "false", "api", "refused", "per-minute"] == 1
     assert found["headgate_shadow_decisions_total", "api", "admitted", "candidate"] == 1
     assert found["headgate_shadow_decisions_total", "api", "refused", "candidate"] == 1
     assert found["headgate_store_up", "api"] == 1

@@ -270,7 +270,7 @@ async def test_what_nobody_expected_is_logged_and_not_shown(
     async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr(server.live["login"].gate, "ask", fail)
+    monkeypatch.setattr(server.live["login"].gate, "decide", fail)
     with caplog.at_level(logging.ERROR):
         detail = problem(await server.post(HIT, {"key": "a"}), 500)
         batch = await server.answer(

@@ -60,7 +60,7 @@ def put_back(defect: Defect) -> Iterator[None]:
         yield
 
 
-_ask = AsyncRemoteGate.ask
+_decide = AsyncRemoteGate.decide
 _release_request = gates.release_request
 _drained = TokenBucket._drained
 
@@ -68,25 +68,25 @@ _drained = TokenBucket._drained
 def _forgets() -> Callable[..., Any]:
     numbers = count(1)
 
-    async def ask(self: Any, request: Request) -> Any:
+    async def decide(self: Any, request: Request) -> Any:
         if request.operation == "hit" and next(numbers) % FORGETS_ONE_IN == 0:
             request = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
-        return await _ask(self, request)
+        return await _decide(self, request)
 
-    return ask
+    return decide
 
 
 def _fails_open() -> Callable[..., Any]:
     numbers = count(1)
 
-    async def ask(self: Any, request: Request) -> Any:
-        decision, receipts = await _ask(self, request)
+    async def decide(self: Any, request: Request) -> Any:
+        decision, receipts = await _decide(self, request)
         if request.operation == "hit" and not decision and next(numbers) % FAILS_OPEN_ONE_IN == 0:
             admitted = [(True, limit, left, None, reset) for _, limit, left, _, reset in decision.fields]
             return Decision.make(decision.names, admitted), None
         return decision, receipts
 
-    return ask
+    return decide
 
 
 def _leaks() -> Callable[..., Any]:
@@ -104,7 +104,7 @@ async def _renew_with_new_lease(self: Any, *, now: float | None = None) -> Decis
     if request is None:
         return self.decision.as_refused()
     hold = Request("hold", request.key, request.cost, request.tier, request.now, request.quotas)
-    decision, new = await self._gate.ask(hold)
+    decision, new = await self._gate.decide(hold)
     if new is not None:
         await self._gate.refund(self.receipts, request.cost, request.now)
         self.receipts = new
@@ -186,9 +186,9 @@ _start_call = LoopEngine.start
 def defects() -> list[Defect]:
     """Return all defects, with fresh counters."""
     return [
-        Defect("forgets one charge in 100", "redis", 400, ((AsyncRemoteGate, "ask", _forgets()),), ()),
+        Defect("forgets one charge in 100", "redis", 400, ((AsyncRemoteGate, "decide", _forgets()),), ()),
         Defect(
-            "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "ask", _fails_open()),), ()
+            "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "decide", _fails_open()),), ()
         ),
         Defect(
             "leaks one cancelled hold in 20", "redis", 400, ((gates, "release_request", _leaks()),), (), 40

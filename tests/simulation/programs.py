@@ -267,13 +267,13 @@ class Program:
             if self._holds and rng.random() < 0.5:
                 await self._end_a_hold()
             elif self.plan.bursts and rng.random() < 0.1:
-                await asyncio.gather(*(self._ask() for _ in range(rng.randrange(2, self.plan.bursts))))
+                await asyncio.gather(*(self._decide() for _ in range(rng.randrange(2, self.plan.bursts))))
             else:
-                await self._ask()
+                await self._decide()
             if rng.random() < 0.7:
                 await asyncio.sleep(rng.random() * self.plan.thinks)
 
-    async def _ask(self) -> None:
+    async def _decide(self) -> None:
         rng = self.rng
         subject = rng.choice(list(self.subjects.values()))
         key = rng.choice(("a", "a", "b", f"p{self.number}"))

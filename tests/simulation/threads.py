@@ -306,7 +306,7 @@ class Caller:
             if self._holds and self._rng.random() < 0.5:
                 self._settle()
             else:
-                self._ask()
+                self._decide()
             self._scheduler.wait(lambda: False, self._rng.random() * 0.003)
 
     def _settle(self) -> None:
@@ -314,15 +314,15 @@ class Caller:
         cost = self._rng.choice((0, 1))
         self._call("settle", subject, cost, lambda: hold.settle(subject.cost(cost)), number)
 
-    def _ask(self) -> None:
+    def _decide(self) -> None:
         rng = self._rng
         subject = rng.choice(self._subjects)
         cost = rng.choice((1, 1, 2))
         operation = (
             "hold" if subject.has_places or rng.random() < 0.4 else rng.choice(("hit", "hit", "check"))
         )
-        ask = getattr(self._limiters[subject.name], operation)
-        made = self._call(operation, subject, cost, lambda: ask(subject.key("a"), subject.cost(cost)))
+        decide = getattr(self._limiters[subject.name], operation)
+        made = self._call(operation, subject, cost, lambda: decide(subject.key("a"), subject.cost(cost)))
         if operation == "hold" and made is not None and made[0].allowed:
             self._holds.append((made[0], subject, made[1]))
 

@@ -186,13 +186,13 @@ model = Limiter(
     token_bucket("100000/minute", unit="tokens"),
     concurrent(5, lease="60s", tiers={"pro": 20}),
     calendar("10000/month", timezone="Europe/Berlin"),
-    quotas=lambda key, tier: {"sliding_window/1m": "90/minute"} if tier == "pro" else None,
+    quotas=lambda key, tier: {"per-minute": "90/minute"} if tier == "pro" else None,
 )
 with model.hold("alice", {"tokens": 800}) as metered:
     renewed: Decision = metered.renew()
     standing: Mapping[str, int] = metered.settle({"tokens": 312})
     whole: int = metered.settle(3)
 confirmed: Decision = model.hold("alice", 2).confirm({"tokens": 5})
-model.check("alice", quota={"calendar/month": "20000/month", "concurrent": 9})
+model.check("alice", quota={"calendar-month": "20000/month", "concurrent": 9})
 calendar(5)  # type: ignore[arg-type]
 concurrent(5)  # type: ignore[call-arg]

@@ -28,8 +28,8 @@ def limiter(*rules: Rule) -> Limiter:
 
 
 def test_the_unit_is_part_of_a_default_name() -> None:
-    assert [rule.name for rule in RULES] == ["fixed_window/1m", "token_bucket/1m/tokens", "fixed_window/1d"]
-    assert fixed_window("5/day", scope="user", unit="pages").name == "fixed_window/1d/user/pages"
+    assert [rule.name for rule in RULES] == ["per-minute", "per-minute-tokens", "per-day"]
+    assert fixed_window("5/day", scope="user", unit="pages").name == "per-day-user-pages"
     with pytest.raises(ConfigError, match="a unit, like 'tokens', is text, not ''"):
         fixed_window("5/day", unit="")
 
@@ -95,7 +95,7 @@ def test_only_tokens_are_counted_where_no_rule_counts_requests() -> None:
 
 
 def test_a_cost_that_never_fits_says_of_which_unit() -> None:
-    with pytest.raises(CostTooHigh, match=r"2000 tokens .* 'token_bucket/1m/tokens' holds 1000") as raised:
+    with pytest.raises(CostTooHigh, match=r"2000 tokens .* 'per-minute-tokens' holds 1000") as raised:
         limiter().hit("a", {"tokens": 2000})
     assert raised.value.unit == "tokens"
 

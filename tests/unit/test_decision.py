@@ -79,9 +79,9 @@ def test_results_are_in_seconds_and_in_the_order_of_the_rules(clock: FakeClock) 
     limiter = Limiter("2/second", fixed_window("3/minute", name="slow"), clock=clock)
     limiter.hit("ada", 2)
     decision = limiter.hit("ada", 1)
-    assert decision.denied_by == "sliding_window/1s"
+    assert decision.denied_by == "per-second"
     first, second = decision.results
-    assert (first.name, first.allowed, first.limit, first.remaining) == ("sliding_window/1s", False, 2, 0)
+    assert (first.name, first.allowed, first.limit, first.remaining) == ("per-second", False, 2, 0)
     assert first.retry_after == decision.retry_after
     assert (second.name, second.allowed, second.limit, second.remaining) == ("slow", True, 3, 1)
     assert second.retry_after is None

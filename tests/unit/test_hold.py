@@ -257,9 +257,9 @@ async def test_a_hold_says_how_it_stands(flavour: Flavour, clock: FakeClock) -> 
     limiter = flavour("5/minute", clock=clock)
     hold = await done(limiter.hold("ada", 3))
     name = "Hold" if flavour is Limiter else "AsyncHold"
-    assert repr(hold) == f"<{name} of 3, open: allowed by sliding_window/1m: 2 of 5 left>"
+    assert repr(hold) == f"<{name} of 3, open: allowed by per-minute: 2 of 5 left>"
     await done(hold.settle(1))
-    assert repr(hold) == f"<{name} of 3, settled at 1: allowed by sliding_window/1m: 2 of 5 left>"
+    assert repr(hold) == f"<{name} of 3, settled at 1: allowed by per-minute: 2 of 5 left>"
 
 
 # --- Threads ---------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ async def test_a_hit_takes_units_until_there_are_none(flavour: Flavour, clock: F
     limiter = flavour("5/minute", clock=clock)
     assert [(await done(limiter.hit("ada"))).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
     refused = await done(limiter.hit("ada"))
-    assert (refused.allowed, refused.remaining, refused.denied_by) == (False, 0, "sliding_window/1m")
+    assert (refused.allowed, refused.remaining, refused.denied_by) == (False, 0, "per-minute")
     assert (await done(limiter.hit("bob", 5))).allowed
 
 
@@ -156,7 +156,11 @@ async def test_a_cost_above_the_capacity_is_an_error_and_not_a_refusal(flavour: 
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.wait):
         with pytest.raises(CostTooHigh) as caught:
             await done(call("ada", 4))
-        assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (4, 3, "token_bucket/1m")
+        assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (
+            4,
+            3,
+            "per-minute-token-bucket",
+        )
     assert (await done(limiter.check("ada", 3))).remaining == 0
 
 
@@ -193,9 +197,9 @@ async def test_several_rules_are_charged_together(flavour: Flavour, clock: FakeC
     assert await done(limiter.hit("ada", 2))
     clock.advance(2)
     refused = await done(limiter.hit("ada", 2))
-    assert (refused.allowed, refused.denied_by) == (False, "sliding_window/1m")
+    assert (refused.allowed, refused.denied_by) == (False, "per-minute")
     assert [r.remaining for r in refused.results] == [2, 1]
-    assert (await done(limiter.hit("ada"))).rule == "sliding_window/1m"
+    assert (await done(limiter.hit("ada"))).rule == "per-minute"
 
 
 async def test_scopes_count_by_their_entry_of_the_key(flavour: Flavour, clock: FakeClock) -> None:
@@ -205,7 +209,7 @@ async def test_scopes_count_by_their_entry_of_the_key(flavour: Flavour, clock: F
     keys: list[Mapping[str, str]] = [{"user": u, "realm": "north"} for u in ("ada", "bob", "cyd")]
     decisions = [await done(limiter.hit(key)) for key in keys]
     assert [bool(decision) for decision in decisions] == [True, True, False]
-    assert decisions[2].denied_by == "sliding_window/1m/realm"
+    assert decisions[2].denied_by == "per-minute-realm"
     assert await done(limiter.hit({"user": "cyd", "realm": "south"}))
 
 
@@ -275,9 +279,9 @@ async def test_two_limiters_without_a_store_do_not_count_together(flavour: Flavo
 
 def test_a_limiter_says_what_it_is(flavour: Flavour) -> None:
     limiter = flavour("5/minute", fixed_window("9/day", name="daily"), name="submit")
-    assert repr(limiter) == f"<{flavour.__name__} submit: sliding_window/1m (5/minute), daily (9/day)>"
+    assert repr(limiter) == f"<{flavour.__name__} submit: per-minute (5/minute), daily (9/day)>"
     assert repr(flavour()) == f"<{flavour.__name__} unnamed: unlimited>"
-    assert [rule.name for rule in limiter.rules] == ["sliding_window/1m", "daily"]
+    assert [rule.name for rule in limiter.rules] == ["per-minute", "daily"]
 
 
 # --- Closing ---------------------------------------------------------------------------------------------------------

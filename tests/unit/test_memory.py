@@ -175,7 +175,7 @@ def test_the_largest_numbers_are_counted_like_the_pure_functions_do(shape: str, 
 
 def asked(gate: Gate, request: Request) -> tuple[Decision | str, Receipts | None]:
     try:
-        return gate.ask(request)
+        return gate.decide(request)
     except CostTooHigh as error:
         return str(error), None
 
@@ -553,11 +553,11 @@ def test_a_gate_that_is_asked_nothing_says_so() -> None:
     """Compiled code would read it as a request, and take the interpreter with it."""
     gate = MemoryStore().bind("x", rules_from(["2/s"]))
     with pytest.raises((TypeError, AttributeError)):
-        gate.ask(None)  # type: ignore[arg-type]
+        gate.decide(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "function", [Limiter.hit, AsyncLimiter.check, Decision.raise_if_denied, MemoryGate.ask]
+    "function", [Limiter.hit, AsyncLimiter.check, Decision.raise_if_denied, MemoryGate.decide]
 )
 def test_a_method_of_a_class_says_what_it_is_missing(function: Any) -> None:
     """`Limiter.hit("ada")`, without a limiter: compiled code would read the key as one, and crash."""

@@ -95,11 +95,11 @@ class Down:
         self.gate = gate
         self.asked: list[Request] = []
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         self.asked.append(request)
         if request.replaces is not None:
             raise StoreUnavailable("no answer")
-        answer: Answer = self.gate.ask(request)
+        answer: Answer = self.gate.decide(request)
         return answer
 
     def refund(self, receipts: Receipts, cost: Any, now: int | None) -> None:

@@ -72,7 +72,7 @@ async def test_a_full_store_refuses_new_notes_and_forgets_no_live_one() -> None:
     with pytest.raises(StoreError, match="max_notes="):
         await store.note("one more", "text", 60)
     assert [await store.note(f"note {number}", "second", 60) for number in range(3)] == ["first"] * 3
-    assert await store.noted("one more") is None
+    assert await store.get_note("one more") is None
     clock.advance(60)
     assert await store.note("one more", "text", 60) == "text"
 
@@ -87,7 +87,7 @@ async def test_a_note_that_was_noted_anew_is_not_dropped_at_its_first_end() -> N
     assert await store.note("a", "second", 60) == "second"
     for number in range(10):
         await store.note(f"other {number}", "text", 60)
-    assert await store.noted("a") == "second"
+    assert await store.get_note("a") == "second"
 
 
 async def test_notes_take_no_room_from_counts() -> None:
@@ -103,7 +103,7 @@ async def test_a_closed_memory_store_has_forgotten_its_notes() -> None:
     store = MemoryStore()
     await store.note("a", "text", 60)
     store.close()
-    assert await store.noted("a") is None
+    assert await store.get_note("a") is None
     assert await store.note("a", "another", 60) == "another"
 
 
@@ -189,7 +189,7 @@ async def test_a_row_that_holds_no_note_is_a_conflict(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("UPDATE headgate_notes SET note = x'ff'")
         with pytest.raises(StoreConflict):
-            await store.noted("a")
+            await store.get_note("a")
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("UPDATE headgate_notes SET note = 7")
         with pytest.raises(StoreConflict):
@@ -203,7 +203,7 @@ async def test_a_closed_or_locked_file_raises_as_for_decisions(tmp_path: Path) -
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable):
             await store.note("a", "text", 60)
-        assert await store.noted("a") is None
+        assert await store.get_note("a") is None
     await store.aclose()
     with pytest.raises(StoreUnavailable):
-        await store.noted("a")
+        await store.get_note("a")

@@ -33,8 +33,8 @@ def limiter(*rules: Any, clock: FakeClock | None = None, **options: Any) -> Limi
         ("100/minute burst 5", "no burst"),
         ("100/minut", "unit of time"),
         (100, "quota is text"),
-        ({"typo": "100/minute"}, "no rule is called 'typo'; the rules are 'fixed_window/1m'"),
-        ({"fixed_window/1m": "1/hour"}, "period"),
+        ({"typo": "100/minute"}, "no rule is called 'typo'; the rules are 'per-minute'"),
+        ({"per-minute": "1/hour"}, "period"),
     ],
 )
 def test_a_quota_that_does_not_fit_the_rule_is_refused(quota: Any, message: str) -> None:
@@ -48,7 +48,7 @@ def test_one_quota_for_several_rules_is_refused() -> None:
     own = limiter(fixed_window("5/minute"), fixed_window("9/hour"))
     with pytest.raises(ConfigError, match="mapping by their names"):
         own.hit("a", quota="5/minute")
-    answer = own.check("a", 0, quota={"fixed_window/1h": "20/hour"})
+    answer = own.check("a", 0, quota={"per-hour": "20/hour"})
     assert [result.limit for result in answer.results] == [5, 20]
     with pytest.raises(ConfigError, match="without rules"):
         Limiter().hit("a", quota="5/minute")
@@ -110,7 +110,7 @@ def test_what_is_no_function_or_time_is_refused(options: Any) -> None:
 
 async def test_a_function_may_be_a_coroutine_function(tmp_path: Any) -> None:
     async def quota(key: Any, tier: str | None) -> dict[str, str]:
-        return {"fixed_window/1m": "50/minute"}
+        return {"per-minute": "50/minute"}
 
     url = f"sqlite:///{tmp_path}/limits.db"
     async with AsyncLimiter(fixed_window("5/minute"), name="quotas", store=url, quotas=quota) as own:

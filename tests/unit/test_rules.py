@@ -37,12 +37,14 @@ Make = Callable[..., Rule]
 
 
 @every_kind
-def test_a_rule_has_its_kind_quota_and_a_name_of_kind_period_and_scope(make: Make) -> None:
+def test_a_rule_has_its_kind_quota_and_a_name_of_period_and_scope(make: Make) -> None:
     rule = make("5/15m", scope="user")
     assert (rule.kind, rule.quota, rule.scope) == (make.__name__, Quota.parse("5/15m"), "user")
-    assert rule.name == f"{make.__name__}/15m/user"
-    assert make("5/minute").name == f"{make.__name__}/1m"
-    assert make("5/minute", scope="*").name == f"{make.__name__}/1m/*"
+    assert rule.name == "per-15-minutes-user"
+    assert make("5/minute").name == "per-minute"
+    assert make("5/14d").name == "per-14-days"
+    assert make("5/minute", scope="*").name == "per-minute-shared"
+    assert make("5/minute", scope="user", unit="tokens").name == "per-minute-user-tokens"
     assert make("5/minute", scope="*", name="all").name == "all"
     assert str(make("5/minute", name="all")) == "all (5/minute)"
 
@@ -229,17 +231,40 @@ def test_text_means_sliding_windows_and_with_a_burst_token_buckets() -> None:
 
 
 def test_two_rules_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two rules are called 'sliding_window/1m'"):
+    with pytest.raises(ConfigError, match="two rules are called 'per-minute'"):
         Limiter("5/minute", "6/minute")
     with pytest.raises(ConfigError, match="two rules are called 'x'"):
         Limiter(fixed_window("5/minute", name="x"), sliding_log("5/hour", name="x"))
     Limiter("5/minute", sliding_window("6/minute", name="other"))
 
 
+def test_rules_of_two_kinds_with_one_default_name_get_their_kind_appended() -> None:
+    limiter = Limiter("5/minute", fixed_window("3/minute"), "9/hour")
+    assert [rule.name for rule in limiter.rules] == [
+        "per-minute-sliding-window",
+        "per-minute-fixed-window",
+        "per-hour",
+    ]
+    assert limiter.rules == Limiter(*limiter.rules).rules
+
+
+def test_a_rule_keeps_its_state_when_another_rule_lengthens_its_name() -> None:
+    alone, together = Limiter("5/minute").rules, Limiter("5/minute", fixed_window("3/minute")).rules
+    assert alone[0].name != together[0].name
+    assert alone[0].identity == together[0].identity
+
+
+def test_a_given_name_is_part_of_the_state_identity() -> None:
+    assert sliding_window("5/minute", name="x").identity != sliding_window("5/minute").identity
+
+
+def test_two_rules_with_one_state_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two rules are called"):
+        Limiter("5/minute", sliding_window("6/minute", name="per-minute-sliding-window"))
+
+
 def test_a_rule_without_a_scope_does_not_go_with_one_that_has_one() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'sliding_window/1m' has no scope but 'sliding_window/1h/user' has one"
-    ):
+    with pytest.raises(ConfigError, match=r"'per-minute' has no scope but 'per-hour-user' has one"):
         Limiter("5/minute", sliding_window("5/hour", scope="user"))
     Limiter("5/minute", sliding_window("5/hour", scope="*"))
     Limiter(sliding_window("5/hour", scope="user"), sliding_window("5/hour", scope="*"))
@@ -303,7 +328,7 @@ def test_tiers_that_cannot_count_each_other_s_bursts_are_refused_when_they_are_m
 def test_a_concurrent_rule_has_limits_and_a_lease() -> None:
     rule = concurrent(5, lease="90s", scope="user", tiers={"pro": 20}, unit="slots")
     assert (rule.kind, rule.quota, rule.tiers["pro"].limit) == ("concurrent", Quota(5, 90_000_000), 20)
-    assert (rule.name, str(rule)) == ("concurrent/user/slots", "concurrent/user/slots (5 at once)")
+    assert (rule.name, str(rule)) == ("concurrent-user-slots", "concurrent-user-slots (5 at once)")
     assert rule.identity == concurrent(9, lease=1, scope="user", unit="slots").identity, (
         "a changed lease keeps what is held"
     )
@@ -323,7 +348,7 @@ def test_a_calendar_rule_has_a_span_and_a_time_zone() -> None:
         10000,
         50000,
     )
-    assert (rule.name, str(rule)) == ("calendar/month", "calendar/month (10000/month)")
+    assert (rule.name, str(rule)) == ("calendar-month", "calendar-month (10000/month)")
     assert rule.identity != calendar("10000/month", name=rule.name).identity, "another zone has other windows"
     assert rule.identity == calendar("1/month", timezone="Europe/Berlin").identity
     assert pickle.loads(pickle.dumps(rule)) == copy.deepcopy(rule) == rule

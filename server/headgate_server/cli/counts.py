@@ -20,7 +20,7 @@ from headgate.usage import RuleUsage
 from headgate_server.cli.common import Commands, Failure, Parser, add_config, add_server, read_policy
 from headgate_server.cli.terminal import Style
 from headgate_server.cli.views import Asked, Unseen, View, open_server, views_of_policy, views_of_server
-from headgate_server.wording import printable, span
+from headgate_server.formatting import printable, span
 
 _WHO = (
     "KEY stands for every scope of limiters that count by scopes; --scope gives each its own. Limiters that count in memory "

@@ -154,14 +154,14 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
     try:
         # Not a limiter, which would hide an outage.
         gate = store.bind_async(name, (sliding_window(_RULE),))
-        await gate.ask(Request("peek", keys[0]))  # connects and registers scripts before the measurement
+        await gate.decide(Request("peek", keys[0]))  # connects and registers scripts before the measurement
         latencies: array[int] = array("Q")
         start = time.perf_counter_ns()
         end = start + round(seconds * 1e9)
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(tasks):
-                    group.create_task(_ask(gate, keys[number % len(keys)], end, latencies))
+                    group.create_task(_decide(gate, keys[number % len(keys)], end, latencies))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
@@ -174,12 +174,12 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
     return Measured(len(latencies), passed / 1e9, sorted(latencies))
 
 
-async def _ask(gate: AsyncGate, key: str, end: int, latencies: array[int]) -> None:
+async def _decide(gate: AsyncGate, key: str, end: int, latencies: array[int]) -> None:
     now = time.perf_counter_ns
     while True:
         before = now()
         for _ in range(_CALLS_IN_A_ROW):
-            await gate.ask(Request("hit", key))
+            await gate.decide(Request("hit", key))
             after = now()
             latencies.append(after - before)
             if after >= end:

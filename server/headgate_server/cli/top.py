@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headgate import StoreUnavailable
 from headgate_server.cli.common import DEFAULT_SERVER, Commands, add_server
 from headgate_server.cli.terminal import Style
-from headgate_server.wording import printable
+from headgate_server.formatting import printable
 
 if TYPE_CHECKING:
     from headgate.client import ServerStore

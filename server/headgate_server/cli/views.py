@@ -137,10 +137,10 @@ class StoreView:
         store = self._opened(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
-        counted, _ = store.bind(self.name, tuple(map(with_unreachable_limits, rules))).ask(
+        counted, _ = store.bind(self.name, tuple(map(with_unreachable_limits, rules))).decide(
             Request("peek", key, 0, tier)
         )
-        for_one_more, _ = store.bind(self.name, rules).ask(Request("peek", key, 1, tier))
+        for_one_more, _ = store.bind(self.name, rules).decide(Request("peek", key, 1, tier))
         for rule, at_zero, one_more in zip(rules, counted.results, for_one_more.results, strict=True):
             yield usage_of(rule, at_zero, one_more, shadow=shadow)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 
+from headgate_server.formatting import hour, moment, number, percent, span
 from headgate_server.replay.report import Report, Section, keys_text, sections
-from headgate_server.wording import hour, moment, number, percent, span
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _WIDTH, _HEIGHT = 1_200, 160

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from headgate import Rule
 from headgate.clock import MICROSECONDS
 from headgate.policy import in_words
+from headgate_server.formatting import hour, moment, number, percent, printable, span
 from headgate_server.replay.requests import LogCounts
 from headgate_server.replay.simulation import Replayed
 from headgate_server.replay.tally import MOST_KEYS
-from headgate_server.wording import hour, moment, number, percent, printable, span
 
 VERSION = 1
 

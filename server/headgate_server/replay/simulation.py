@@ -73,7 +73,7 @@ class ReplayedLimiter:
         self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
         alone = replace(policy, store="memory://", on_store_error="open", deadline=None)
         self._version = Version(alone, self._store)
-        self._ask = self._version.gate.ask
+        self._decide = self._version.gate.decide
 
     @property
     def overflowed(self) -> int:
@@ -88,7 +88,7 @@ class ReplayedLimiter:
         """
         self._clock.at = request.at
         try:
-            return self._ask(Request("hit", request.key, request.cost, request.tier))[0]
+            return self._decide(Request("hit", request.key, request.cost, request.tier))[0]
         except CostTooHigh:
             return None
 

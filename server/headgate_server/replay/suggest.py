@@ -19,12 +19,12 @@ from headgate.clock import MICROSECONDS
 from headgate.quota import Quota
 from headgate.stores import MemoryStore, Request
 from headgate_server.describe import toml_key
+from headgate_server.formatting import moment, number, percent, span
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.report import table
 from headgate_server.replay.requests import LoggedRequest
 from headgate_server.replay.simulation import MAX_KEYS, ReplayClock
 from headgate_server.replay.tally import Histogram
-from headgate_server.wording import moment, number, percent, span
 
 WINDOWS = (("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400))
 """Name and seconds of the windows."""
@@ -78,7 +78,7 @@ def profile(requests: Iterable[LoggedRequest], progress: Progress) -> Profile:
     found = Profile()
     clock = ReplayClock()
     rules = tuple(sliding_window(Quota(_NO_LIMIT, seconds * MICROSECONDS)) for _, seconds in WINDOWS)
-    ask = MemoryStore(max_keys=MAX_KEYS, clock=clock).bind("profile", rules).ask
+    decide = MemoryStore(max_keys=MAX_KEYS, clock=clock).bind("profile", rules).decide
     names: dict[str, str] = {}
     for count, request in enumerate(requests):
         if not count % _REQUESTS_BETWEEN_PROGRESS:
@@ -90,7 +90,7 @@ def profile(requests: Iterable[LoggedRequest], progress: Progress) -> Profile:
         found.costs.append(request.cost)
         if request.at % MICROSECONDS:
             found.whole_seconds = False
-        decision = ask(Request("hit", caller, request.cost))[0]
+        decision = decide(Request("hit", caller, request.cost))[0]
         used = [_NO_LIMIT - fields[2] for fields in decision.fields]
         for histogram, units in zip(found.used, used, strict=True):
             histogram.add(units)
@@ -110,13 +110,13 @@ def refusals(found: Profile, rule: Rule, above: set[str], most: int) -> Counter[
     refused: Counter[str] = Counter()
     left = most
     clock = ReplayClock()
-    ask = MemoryStore(max_keys=MAX_KEYS, clock=clock).bind("candidate", (rule,)).ask
+    decide = MemoryStore(max_keys=MAX_KEYS, clock=clock).bind("candidate", (rule,)).decide
     for at, caller, cost in zip(found.times, found.callers, found.costs, strict=True):
         if caller not in above:
             continue
         clock.at = at
         try:
-            allowed = ask(Request("hit", caller, cost))[0].allowed
+            allowed = decide(Request("hit", caller, cost))[0].allowed
         except CostTooHigh:
             allowed = False
         if not allowed:

@@ -64,14 +64,20 @@ class Customers:
         """Return them, with their paces: about 110 decisions a second in all."""
         return [
             *(Caller(f"people {number}", 10.0, self._person) for number in range(3)),
-            Caller("acme, a pro customer", 10.0, lambda: self._ask("api", "hit", "acme", tier="pro")),
+            Caller("acme, a pro customer", 10.0, lambda: self._decide("api", "hit", "acme", tier="pro")),
             Caller(
-                "globex, with a contract", 14.0, lambda: self._ask("api", "hit", "globex", tier="enterprise")
+                "globex, with a contract",
+                14.0,
+                lambda: self._decide("api", "hit", "globex", tier="enterprise"),
             ),
-            Caller("people who sign in", 3.0, lambda: self._ask("login", "hit", self._random.choice(HOMES))),
-            Caller("a credential stuffer", 9.0, lambda: self._ask("login", "hit", next(self._stuffers))),
-            Caller("people who search", 8.0, lambda: self._ask("search", "hit", self._random.choice(HOMES))),
-            Caller("a greedy scraper", 20.0, lambda: self._ask("search", "hit", SCRAPER)),
+            Caller(
+                "people who sign in", 3.0, lambda: self._decide("login", "hit", self._random.choice(HOMES))
+            ),
+            Caller("a credential stuffer", 9.0, lambda: self._decide("login", "hit", next(self._stuffers))),
+            Caller(
+                "people who search", 8.0, lambda: self._decide("search", "hit", self._random.choice(HOMES))
+            ),
+            Caller("a greedy scraper", 20.0, lambda: self._decide("search", "hit", SCRAPER)),
             *(Caller(f"{app}, an LLM client", 1.0, self._chat(app)) for app in ("support-bot", "notebook")),
             Caller("people who export", 1.5, self._export),
             Caller("a nightly batch job", 2.0, self._nightly),
@@ -80,19 +86,19 @@ class Customers:
     async def _person(self) -> None:
         """Come and go with the tide, so that the chart has something to show."""
         if self._random.random() < 0.6 + 0.4 * math.sin(time.monotonic() * math.tau / _TIDE_SECONDS):
-            await self._ask("api", "hit", self._random.choice(PEOPLE))
+            await self._decide("api", "hit", self._random.choice(PEOPLE))
 
     async def _export(self) -> None:
         """Half of the people are on the pro plan; the others' plan has no exports."""
         person = self._random.randrange(len(PEOPLE))
         key = {"person": PEOPLE[person], "team": f"team-{person % 4}"}
-        await self._ask("exports", "hit", key, tier="pro" if person % 2 else "free")
+        await self._decide("exports", "hit", key, tier="pro" if person % 2 else "free")
 
     def _chat(self, app: str) -> Any:
         async def chat() -> None:
             """Hold the estimated tokens, wait for the model, and settle the real number."""
             held = self._random.randrange(1500, 4000)
-            answer = await self._ask("llm-tokens", "hold", app, held)
+            answer = await self._decide("llm-tokens", "hold", app, held)
             if answer["hold"] is None:
                 await asyncio.sleep(min(answer["decision"]["retry_after"] or 1.0, 5.0))
                 return
@@ -111,7 +117,7 @@ class Customers:
             calls = [{"limiter": "api", "operation": "hit", "key": "nightly-batch"}] * _BATCH
             await self._post("/v1/batch", {"calls": calls})
 
-    async def _ask(
+    async def _decide(
         self,
         limiter: str,
         operation: str,

@@ -222,13 +222,13 @@ class PipelineBackend:
         refusal: Outcome | None = None
         for _ in range(MOST_TRIES):
             read = [("WATCH", tokens_key, time_key), ("GET", tokens_key), ("GET", time_key), ("TIME",)]
-            _, tokens, since, clock = await _ask(connection, read)
+            _, tokens, since, clock = await _decide(connection, read)
             now_us = int(clock[0]) * MICROSECONDS + int(clock[1])
             if self._clock is not None:
                 now_us = self._clock.now_us()
             after, outcome = bucket.take(_contents(tokens, since, tokens_key), now_us, cost, "pipeline")
             if after is None:
-                await _ask(connection, [("UNWATCH",)])
+                await _decide(connection, [("UNWATCH",)])
                 return outcome
             write = [
                 ("MULTI",),
@@ -236,7 +236,7 @@ class PipelineBackend:
                 ("SETEX", time_key, bucket.ttl, f"{after.time_us / MICROSECONDS:.6f}"),
                 ("EXEC",),
             ]
-            if (await _ask(connection, write))[-1] is not None:
+            if (await _decide(connection, write))[-1] is not None:
                 return outcome
             refusal = bucket.outcome(False, 1, outcome.remaining, now_us, "pipeline")
         # So many others were admitted meanwhile that one more must not be let through unasked.
@@ -244,7 +244,7 @@ class PipelineBackend:
         return refusal
 
 
-async def _ask(connection: RedisConnection, commands: Sequence[Sequence[object]]) -> list[Any]:
+async def _decide(connection: RedisConnection, commands: Sequence[Sequence[object]]) -> list[Any]:
     """Send commands in one go, and return their replies."""
     await connection.send_packed_command(connection.pack_commands(commands))
     replies: list[Any] = []

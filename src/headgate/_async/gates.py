@@ -26,7 +26,7 @@ _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", 
 class AsyncUnlimited:
     """The gate of a limiter without rules: everything is admitted."""
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         check_costs((), request)
         return UNLIMITED, None
 
@@ -44,8 +44,8 @@ class AsyncTimed:
         self._gate = gate
         self._clock = clock
 
-    async def ask(self, request: Request) -> Answer:
-        return await self._gate.ask(request.at(reading(self._clock)))
+    async def decide(self, request: Request) -> Answer:
+        return await self._gate.decide(request.at(reading(self._clock)))
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
@@ -64,10 +64,10 @@ class AsyncQuoted:
         self._quotas = quotas
         self._pick = pick
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         if request.quotas is None:
             request = request.with_quotas(await self._look_up(request.key, request.tier))
-        return await self._gate.ask(request)
+        return await self._gate.decide(request)
 
     async def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
         self._pick(key)  # raises ConfigError for an invalid key
@@ -98,12 +98,12 @@ class AsyncObserved:
         self._by_unit = units.by_unit
         self._hooks = hooks
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         called = _CALLED[request.operation] if request.replaces is None else "move"
         call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
         start = perf_counter()  # not with `Hooks.watch`, which is slower
         try:
-            answer = await self._gate.ask(request)
+            answer = await self._gate.decide(request)
         except Exception as error:
             self._hooks.failed(call, error, perf_counter() - start)
             raise

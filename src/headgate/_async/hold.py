@@ -58,7 +58,7 @@ class AsyncHold(HoldBase):
         back, more = self._units.difference(self._costs, final)
         try:
             if more:
-                recorded, _ = await self._gate.ask(self._request("record", more, at))
+                recorded, _ = await self._gate.decide(self._request("record", more, at))
                 self._is_excess_degraded = recorded.degraded
         finally:
             try:
@@ -91,7 +91,7 @@ class AsyncHold(HoldBase):
             self._final = self._standing(self.cost if cost is None else cost, final)
         try:
             costs = self._units.without_places(final)
-            decision, _ = await self._gate.ask(self._request("hold", costs, at, self.receipts))
+            decision, _ = await self._gate.decide(self._request("hold", costs, at, self.receipts))
             if decision.allowed:
                 self._confirmed = decision
             else:
@@ -117,7 +117,7 @@ class AsyncHold(HoldBase):
         request = self._renewal(now)
         if request is None:
             return self.decision if self._final is None else self.decision.as_refused()
-        decision, _ = await self._gate.ask(request)
+        decision, _ = await self._gate.decide(request)
         return decision
 
     async def __aenter__(self) -> AsyncHold:

@@ -130,7 +130,7 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
         The decision is always an admission, without figures. Only `degraded` is of interest: if it is true, the store could
         not be reached and the units may not be counted.
         """
-        return await self._ask("record", key, cost, tier, quota, now)
+        return await self._decide("record", key, cost, tier, quota, now)
 
     def hold(
         self,
@@ -148,7 +148,7 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
         """
         return PendingHold(self._take(key, cost, tier, quota, now))
 
-    async def _ask(
+    async def _decide(
         self,
         operation: Operation,
         key: Key | None,
@@ -159,13 +159,13 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
     ) -> Decision:
         version = self.current  # rules, units and gate of one version
         request = version.request(operation, key, cost, tier, quota, now)
-        return (await version.gate.ask(request))[0]
+        return (await version.gate.decide(request))[0]
 
     async def _take(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
     ) -> AsyncHold:
         request = self.request("hold", key, cost, tier, quota, now)
-        decision, receipts = await self.gate.ask(request)
+        decision, receipts = await self.gate.decide(request)
         gate, quotas = self.settling(receipts), request.quotas
         return self.new_hold(
             gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas

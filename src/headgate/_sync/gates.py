@@ -23,7 +23,7 @@ _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", 
 class Unlimited:
     """The gate of a limiter without rules: everything is admitted."""
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         check_costs((), request)
         return UNLIMITED, None
 
@@ -41,8 +41,8 @@ class Timed:
         self._gate = gate
         self._clock = clock
 
-    def ask(self, request: Request) -> Answer:
-        return self._gate.ask(request.at(reading(self._clock)))
+    def decide(self, request: Request) -> Answer:
+        return self._gate.decide(request.at(reading(self._clock)))
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
@@ -61,10 +61,10 @@ class Quoted:
         self._quotas = quotas
         self._pick = pick
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         if request.quotas is None:
             request = request.with_quotas(self._look_up(request.key, request.tier))
-        return self._gate.ask(request)
+        return self._gate.decide(request)
 
     def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
         self._pick(key)  # raises ConfigError for an invalid key
@@ -91,12 +91,12 @@ class Observed:
         self._by_unit = units.by_unit
         self._hooks = hooks
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         called = _CALLED[request.operation] if request.replaces is None else "move"
         call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
         start = perf_counter()  # not with `Hooks.watch`, which is slower
         try:
-            answer = self._gate.ask(request)
+            answer = self._gate.decide(request)
         except Exception as error:
             self._hooks.failed(call, error, perf_counter() - start)
             raise

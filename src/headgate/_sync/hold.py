@@ -57,7 +57,7 @@ class Hold(HoldBase):
         back, more = self._units.difference(self._costs, final)
         try:
             if more:
-                recorded, _ = self._gate.ask(self._request("record", more, at))
+                recorded, _ = self._gate.decide(self._request("record", more, at))
                 self._is_excess_degraded = recorded.degraded
         finally:
             try:
@@ -90,7 +90,7 @@ class Hold(HoldBase):
             self._final = self._standing(self.cost if cost is None else cost, final)
         try:
             costs = self._units.without_places(final)
-            decision, _ = self._gate.ask(self._request("hold", costs, at, self.receipts))
+            decision, _ = self._gate.decide(self._request("hold", costs, at, self.receipts))
             if decision.allowed:
                 self._confirmed = decision
             else:
@@ -116,7 +116,7 @@ class Hold(HoldBase):
         request = self._renewal(now)
         if request is None:
             return self.decision if self._final is None else self.decision.as_refused()
-        decision, _ = self._gate.ask(request)
+        decision, _ = self._gate.decide(request)
         return decision
 
     def __enter__(self) -> Hold:

@@ -131,7 +131,7 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         The decision is always an admission, without figures. Only `degraded` is of interest: if it is true, the store could
         not be reached and the units may not be counted.
         """
-        return self._ask("record", key, cost, tier, quota, now)
+        return self._decide("record", key, cost, tier, quota, now)
 
     def hold(
         self,
@@ -149,7 +149,7 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         """
         return self._take(key, cost, tier, quota, now)
 
-    def _ask(
+    def _decide(
         self,
         operation: Operation,
         key: Key | None,
@@ -160,13 +160,13 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
     ) -> Decision:
         version = self.current  # rules, units and gate of one version
         request = version.request(operation, key, cost, tier, quota, now)
-        return (version.gate.ask(request))[0]
+        return (version.gate.decide(request))[0]
 
     def _take(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
     ) -> Hold:
         request = self.request("hold", key, cost, tier, quota, now)
-        decision, receipts = self.gate.ask(request)
+        decision, receipts = self.gate.decide(request)
         gate, quotas = self.settling(receipts), request.quotas
         return self.new_hold(
             gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas

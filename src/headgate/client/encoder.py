@@ -78,7 +78,7 @@ class LimiterEncoder:
         self._read_degraded = reading(server, lambda body: body["degraded"])
         self._read_nothing = reading(server, lambda body: None)
 
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         """Return the encoded request and the function that reads its answer.
 
         Raises:

@@ -77,20 +77,20 @@ class HandlerLimit(DeclaredLimit):
         @wraps(handler)
         async def limited(*args: Any) -> web.StreamResponse:
             last = args[-1]  # a method's last argument is the request; a View carries its own request
-            await self.ask(last.request if isinstance(last, web.View) else last)
+            await self.decide(last.request if isinstance(last, web.View) else last)
             return await handler(*args)
 
         self.mark(limited, handler)
         return limited
 
-    async def ask(self, request: web.Request) -> None:
+    async def decide(self, request: web.Request) -> None:
         """Check a request against the limit; raise a response if it is refused."""
         exchange: ASGIExchange | None = request.get(EXCHANGE)
         if exchange is None:
             raise ConfigError("a handler has a limit, but the application has none: call install(app) once")
         own = self.limit_for(AsyncLimiter)
         if own.exempt is None or not own.exempt(request):
-            answer = await exchange.ask(own, scope_of(request), request)
+            answer = await exchange.decide(own, scope_of(request), request)
             if answer is not None:
                 raise RefusedRequest(answer)
 
@@ -121,7 +121,7 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
         own = getattr(route_handler, request.method.lower(), None) or route_handler  # for a View, its method
         try:
             for found in limits_around(outer, own, None):
-                await found.ask(request)
+                await found.decide(request)
             return await handler(request)
         except RefusedRequest as refused:
             return _response(refused.answer)

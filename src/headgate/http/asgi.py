@@ -95,7 +95,7 @@ class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
             exchange = scope[EXCHANGE] = ASGIExchange(send)
             send = exchange.send
         try:
-            answer = await exchange.ask(limit, scope)
+            answer = await exchange.decide(limit, scope)
             if answer is None:
                 await self.app(scope, receive, send)
             else:

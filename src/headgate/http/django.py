@@ -146,7 +146,7 @@ def handled(
         if outer is not None:
             exchange.asked = outer.asked
     try:
-        answer = None if limit is None else (yield ask(exchange, limit, request))
+        answer = None if limit is None else (yield decide(exchange, limit, request))
         response = (yield respond(*args, **kwargs)) if answer is None else _response(answer)
         if unrouted and request.resolver_match is None:
             response = (yield from asked(exchange, unrouted, request)) or response
@@ -184,19 +184,19 @@ def _settled(response: Any, exchange: Any) -> Steps:
 def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) -> Steps:
     """Check a request against several limits, and return the response of the first that refuses; `None` if none does."""
     for one in limits:
-        answer = yield ask(exchange, one, request)
+        answer = yield decide(exchange, one, request)
         if answer is not None:
             return _response(answer)
     return None
 
 
-def ask(exchange: AnyExchange, one: DjangoLimit, request: Any) -> Any:
+def decide(exchange: AnyExchange, one: DjangoLimit, request: Any) -> Any:
     """Check a request against a limit; the result of the returned step is the answer if the limit refuses."""
     is_sync = isinstance(exchange, WSGIExchange)
     limit = one.limit_for(Limiter if is_sync else AsyncLimiter)
     if limit.exempt is not None and limit.exempt(request):
         return None
-    return exchange.ask(limit, request.META if is_sync else WSGIScope(request.META), request)
+    return exchange.decide(limit, request.META if is_sync else WSGIScope(request.META), request)
 
 
 def rate_limits(get_response: Callable[[HttpRequest], Any]) -> SiteLimits:

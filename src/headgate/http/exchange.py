@@ -126,7 +126,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     __slots__ = ()
 
-    async def ask(
+    async def decide(
         self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
     ) -> Answer | None:
         """Check the request against a limit, and return the answer to send if it is refused. Preflights are not counted.
@@ -151,7 +151,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
             else:
                 if quotas is not None or type(question.cost) is not int:
                     question = version.complete(question, quotas)
-                decision, _ = await version.limiter.gate.ask(question)
+                decision, _ = await version.limiter.gate.decide(question)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(scope))
         self.asked.append(version.asked(question, decision, quotas))

@@ -176,7 +176,7 @@ class Limit(DeclaredLimit):
         self._applies: dict[int, tuple[object, bool]] = {}
         self.__signature__ = _signature(injected)
         # FastAPI inspects this attribute and awaits the result. A direct call uses the class's method, which reports misuse.
-        self.__call__ = self.ask  # type: ignore[method-assign]
+        self.__call__ = self.decide  # type: ignore[method-assign]
 
     @property
     def limiter(self) -> AsyncLimiter:
@@ -195,9 +195,11 @@ class Limit(DeclaredLimit):
     def __call__(self, *decorated: Any, **provided: Any) -> Coroutine[Any, Any, Decision | None]:
         if decorated:
             raise ConfigError(f"a limit cannot be used as a decorator; {_FORGOTTEN}")
-        return self.ask(**provided)
+        return self.decide(**provided)
 
-    async def ask(self, connection: HTTPConnection, response: Response, **injected: Any) -> Decision | None:
+    async def decide(
+        self, connection: HTTPConnection, response: Response, **injected: Any
+    ) -> Decision | None:
         """Check a request; FastAPI calls it for every route that depends on this limit."""
         scope = connection.scope
         if (scope.get("route") is not self._last_route or "fastapi" in scope) and not self.applies(scope):
@@ -209,7 +211,7 @@ class Limit(DeclaredLimit):
         if request_limit.exempt is not None and request_limit.exempt(request):
             return None
         exchange: ASGIExchange = scope.get(EXCHANGE) or self._unsent(scope, request_limit)
-        answer = await exchange.ask(request_limit, scope, request)
+        answer = await exchange.decide(request_limit, scope, request)
         if answer is not None:
             raise _refused(scope, exchange, answer)
         if not exchange.sees_response:

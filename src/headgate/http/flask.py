@@ -98,7 +98,7 @@ class ViewLimit(DeclaredLimit):
 
         @wraps(view)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            self.ask()
+            self.decide()
             function = current_app.ensure_sync(view) if is_async else view
             return function(*args, **kwargs)
 
@@ -106,13 +106,13 @@ class ViewLimit(DeclaredLimit):
         request_started.connect(_check_order)
         return limited  # type: ignore[return-value]  # same signature as the view
 
-    def ask(self) -> None:
+    def decide(self) -> None:
         """Check the current request; raise an HTTPException if it is refused."""
         current: Request = request._get_current_object()  # type: ignore[attr-defined]
         limit = self.limit_for(Limiter)
         if limit.exempt is not None and limit.exempt(current):
             return
-        answer = _exchange(current.environ).ask(limit, current.environ, current)
+        answer = _exchange(current.environ).decide(limit, current.environ, current)
         if answer is not None:
             raise _error(answer)
 
@@ -145,7 +145,7 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
     app.wsgi_app = wsgi_app  # type: ignore[method-assign]
     plans: dict[tuple[str | None, str], list[ViewLimit]] = {}
 
-    def ask() -> None:
+    def decide() -> None:
         route = request.endpoint, request.method
         plan = plans.get(route)
         if plan is None:
@@ -153,9 +153,9 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
             if request.endpoint is not None:  # the number of endpoints is bounded
                 plans[route] = plan
         for found in plan:
-            found.ask()
+            found.decide()
 
-    app.before_request(ask)
+    app.before_request(decide)
     for kind in (RateLimited, CostTooHigh):
         app.register_error_handler(kind, _answer_raised)
 

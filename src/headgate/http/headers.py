@@ -319,7 +319,7 @@ def distinct_names(asked: Iterable[Asked]) -> list[tuple[str, ...]]:
             distinct, number = name, 1
             while distinct in seen:
                 number += 1
-                distinct = f"{name} ({number})"
+                distinct = f"{name}-{number}"
             seen.add(distinct)
             names.append(distinct)
         named.append(tuple(names))

@@ -51,7 +51,7 @@ class RateLimitMiddleware(LimitMiddleware[Limiter, App]):
 
     def _answer(self, environ: Environ, scope: WSGIScope, start_response: StartResponse) -> Iterable[bytes]:
         exchange: WSGIExchange = environ[EXCHANGE]
-        answer = exchange.ask(self.limit, environ, scope)
+        answer = exchange.decide(self.limit, environ, scope)
         if answer is None:
             return self.app(environ, start_response)
         return send(environ, start_response, answer)
@@ -89,7 +89,7 @@ class WSGIExchange(Exchange[Limiter]):
 
     __slots__ = ()
 
-    def ask(self, limit: RequestLimit[Limiter], environ: Environ, request: Any) -> Answer | None:
+    def decide(self, limit: RequestLimit[Limiter], environ: Environ, request: Any) -> Answer | None:
         """Check the request against a limit, and return the answer to send if it is refused. Preflights are not counted.
 
         Args:
@@ -147,7 +147,7 @@ def decide(limit: RequestLimit[Limiter], request: Any, exchange: Exchange[Any] |
     else:
         if quotas is not None or type(question.cost) is not int:
             question = version.complete(question, quotas)
-        decision, _ = version.limiter.gate.ask(question)
+        decision, _ = version.limiter.gate.decide(question)
     return version.asked(question, decision, quotas)
 
 

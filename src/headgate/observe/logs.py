@@ -25,7 +25,7 @@ DEFAULT_RATE = token_bucket("10/s", burst=50)
 class LogHook(Hook):
     """Log one line per refusal and per store failure, and, at DEBUG, one per admission.
 
-        WARNING refused limiter=login key=5f0c9a2e cost=1 tier=- rule=sliding_window/1m remaining=0 retry_after=12.5 …
+        WARNING refused limiter=login key=5f0c9a2e cost=1 tier=- rule=per-minute remaining=0 retry_after=12.5 …
 
     Every value in the line is also in the record's `extra`, under the same name with the prefix `headgate_`. Lines about
     refusals are rate-limited: lines beyond the rate are dropped, and the next line contains the number of dropped lines.

@@ -3,10 +3,10 @@
 A limiter does all this by itself. A program that calls another server directly can use the same circuit breaker:
 
     circuit = AsyncCircuit(Breaker("the database"), probe)
-    answer = await circuit.call(True, ask, question)
+    answer = await circuit.call(True, decide, request)
 
-`ask` and `probe` raise `StoreUnavailable` if the server is down. After the first such error, calls raise it at once until a
-probe in the background succeeds.
+`decide` and `probe` raise `StoreUnavailable` if the server is down. After the first such error, calls raise it at once until
+a probe in the background succeeds.
 """
 
 from headgate.outage._async.gate import AsyncCircuit

@@ -59,10 +59,10 @@ def bind(
     if store.has_rules or getattr(store, "pings_by_looking", False):
         # A server whose own store is down answers by its policy, so a peek is enough.
         key = dict.fromkeys(scopes_of(rules), _PING_KEY) or _PING_KEY
-        ping = partial(patient.ask, Request("peek", key, 0))
+        ping = partial(patient.decide, Request("peek", key, 0))
     else:
         ping_gate = bind_to_store(limiter, (_PING_RULE,), deadline=None if is_tight else deadline)
-        ping = partial(ping_gate.ask, Request("record", _PING_KEY, 1))
+        ping = partial(ping_gate.decide, Request("record", _PING_KEY, 1))
     if not store.remote and policy == "raise":
         return gate, Health(), ping
     fallback = FallbackLimiter(limiter, rules, policy, breaker_of(store), on_overload)

@@ -138,7 +138,7 @@ class FallbackLimiter:
                 limiter, tuple(_shared(rule, policy.fraction) for rule in rules)
             )
 
-    def ask(self, request: Request, error: StoreError) -> Answer:
+    def decide(self, request: Request, error: StoreError) -> Answer:
         """Answer a request that the store failed to answer with this error."""
         self.note_misconfiguration(error)
         algorithms = self._tiers.for_request(request)
@@ -154,7 +154,7 @@ class FallbackLimiter:
         self.health.degraded += 1
         if is_record:
             if self._local is not None:
-                self._local.ask(self._for_local(request))
+                self._local.decide(self._for_local(request))
             return RECORDED[0].as_degraded(), None
         costs = request.costs(len(algorithms))
         # A place that the store has counted stays taken, as far as this process can know.
@@ -164,7 +164,7 @@ class FallbackLimiter:
             return Decision.make(self._names, verdicts, degraded=True), None
         if self._local is not None and not is_overload:
             with suppress(CostTooHigh):  # for the share of this process, not for the limit itself
-                decision, receipts = self._local.ask(self._for_local(request))
+                decision, receipts = self._local.decide(self._for_local(request))
                 taken = receipts and tuple((LocalPlace(place), receipt) for place, receipt in receipts)
                 return decision.as_degraded(), taken
         pause_us = OVERLOAD_US if is_overload else TRY_AGAIN_US
@@ -180,7 +180,7 @@ class FallbackLimiter:
         if self._local is None or not self.has_taken(request.replaces):
             return None
         self.health.degraded += 1
-        return self._local.ask(self._for_local(request))[0].as_degraded(), None
+        return self._local.decide(self._for_local(request))[0].as_degraded(), None
 
     def _for_local(self, request: Request) -> Request:
         """Return the request for local memory: with a share of the caller's quotas, and its local receipts."""

@@ -202,16 +202,16 @@ class _PolicyReader:
         specs = table.values["rules"]
         if not isinstance(specs, list):
             raise table.error('rules is an array, as in rules = ["5/minute"]', "rules")
-        live: list[Rule] = []
-        shadow: list[Rule] = []
-        sources: dict[str, str] = {}
+        live: list[tuple[Rule, str]] = []
+        shadow: list[tuple[Rule, str]] = []
         for index, spec in enumerate(specs):
             place = (*table.path, "rules", index)
-            rules, is_shadow = self._rules(spec, place)
-            (shadow if is_shadow else live).extend(rules)
-            sources |= dict.fromkeys((rule.name for rule in rules), self._source_of(place))
-        table.trying(lambda: rules_from([*live, *shadow]), "rules")
-        rules, overrides = self._overrides(table, [*live, *shadow])
+            parsed, is_shadow = self._rules(spec, place)
+            (shadow if is_shadow else live).extend((rule, self._source_of(place)) for rule in parsed)
+        given = [*live, *shadow]
+        named = table.trying(lambda: rules_from([rule for rule, _ in given]), "rules")
+        sources = {rule.name: source for rule, (_, source) in zip(named, given, strict=True)}
+        rules, overrides = self._overrides(table, list(named))
         return LimiterPolicy(
             name=name,
             rules=tuple(rules[: len(live)]),

@@ -1,7 +1,7 @@
 """The interfaces of stores and gates, and code that all stores share.
 
 A store makes the algorithms atomic. It *binds* a limiter's rules once, and prepares keys, scripts and parameters for them.
-The result is a *gate* with the methods `ask`, for every kind of request, `refund` and `reset`. Wrappers of a gate (a clock,
+The result is a *gate* with the methods `decide`, `refund` and `reset`. Wrappers of a gate (a clock,
 hooks, a failure policy, a live policy) are gates too.
 
 All times are whole microseconds; `None` means the store's clock.
@@ -119,7 +119,7 @@ class AsyncNotes(Protocol):
             StoreError: It could not be kept, or it is unknown whether it was.
         """
 
-    async def noted(self, name: str) -> str | None:
+    async def get_note(self, name: str) -> str | None:
         """Return the text under a name; `None` if there is no such note or it has expired.
 
         Raises:
@@ -130,7 +130,7 @@ class AsyncNotes(Protocol):
 class Gate(Protocol):
     """A limiter's rules, bound to a store."""
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         """Decide a request by all rules together: all are charged, or none.
 
         Returns the decision and, for a hold that took units, its receipts. The answer to a record is always `RECORDED`.
@@ -154,8 +154,8 @@ class Gate(Protocol):
 class AsyncGate(Protocol):
     """Like `Gate`, but with coroutine methods."""
 
-    async def ask(self, request: Request) -> Answer:
-        """See `Gate.ask`."""
+    async def decide(self, request: Request) -> Answer:
+        """See `Gate.decide`."""
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """See `Gate.refund`."""

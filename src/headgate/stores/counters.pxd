@@ -63,10 +63,10 @@ cdef class MemoryGate:
     cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
     @cython.locals(slots=tuple, keys=tuple, units=int64_t)
-    cpdef tuple ask(self, Request request)
+    cpdef tuple decide(self, Request request)
     @cython.locals(operation=str, counters=Counters, at=int64_t, holds=bint, charged=bint, admitted=bint, has_new=bint,
                    slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, used=int64_t)
-    cdef tuple ask_alone(self, Request request, tuple slots, tuple keys, int64_t units)
+    cdef tuple decide_alone(self, Request request, tuple slots, tuple keys, int64_t units)
     @cython.locals(slot=Slot)
     cdef Decision decision(self, tuple slots, int64_t at, bint admitted, bint charged)
     @cython.locals(parts=dict, keys=list, scope=str)

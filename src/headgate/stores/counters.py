@@ -1,6 +1,6 @@
 """The counters of the memory store.
 
-`MemoryGate.ask` finds the states of all rules, checks all of them, and charges all or none, under one lock. This file is
+`MemoryGate.decide` finds the states of all rules, checks all of them, and charges all or none, under one lock. This file is
 also compiled, with the types in `counters.pxd`.
 
 The lock is reentrant, but a call is not: a signal handler, a `__del__` or a weak reference's callback may interrupt a call
@@ -305,7 +305,7 @@ class MemoryGate:
         ]
         return tuple([Slot(place, meters[place], table) for place, table in enumerate(tables)])
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         """Decide a request: find the states of all rules, check all of them, and charge all or none."""
         key, cost, tier = request.key, request.cost, request.tier
         if type(cost) is int and 0 <= cost <= self.always_fits:
@@ -320,14 +320,14 @@ class MemoryGate:
         taken = lock._recursion_count()
         try:  # like `while_locked`, but without its call
             lock.acquire()
-            answer = self.ask_alone(request, slots, keys, units)
+            answer = self.decide_alone(request, slots, keys, units)
             lock.release()
         except BaseException:
             release_down_to(lock, taken)
             raise
         return answer
 
-    def ask_alone(
+    def decide_alone(
         self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None, units: int
     ) -> Answer:
         """Decide a request while the lock is held.
@@ -489,7 +489,7 @@ class MemoryGate:
                     receipt = ()
             receipts.append(receipt)
         verdicts = [
-            slot.meter.ask_move(slot.state, receipt, at, slot.cost) if receipt else None
+            slot.meter.decide_move(slot.state, receipt, at, slot.cost) if receipt else None
             for slot, receipt in zip(slots, receipts, strict=True)
         ]
         admitted = True
@@ -571,9 +571,9 @@ class ImmediateGate:
     def __init__(self, gate: Gate) -> None:
         self.gate: Gate = gate
 
-    async def ask(self, request: Request) -> Answer:
-        """See `Gate.ask`."""
-        return self.gate.ask(request)
+    async def decide(self, request: Request) -> Answer:
+        """See `Gate.decide`."""
+        return self.gate.decide(request)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """See `Gate.refund`."""

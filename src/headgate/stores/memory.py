@@ -77,8 +77,8 @@ class MemoryStore(Closing):
         """
         return self._counters.alone(self._notes.add, name, text, check_note(name, text, seconds))
 
-    async def noted(self, name: str) -> str | None:
-        """See `AsyncNotes.noted`."""
+    async def get_note(self, name: str) -> str | None:
+        """See `AsyncNotes.get_note`."""
         return self._counters.alone(self._notes.get, name)
 
     def close(self) -> None:

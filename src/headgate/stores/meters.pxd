@@ -20,7 +20,7 @@ cdef class Meter:
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
-    cpdef ask_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
+    cpdef decide_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
     cpdef tuple move(self, MeterState s, tuple receipt, int64_t now, int64_t cost, int64_t birth)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
@@ -93,7 +93,7 @@ cdef class ConcurrentMeter(Meter):
     @cython.locals(state=ConcurrentState, last=int64_t)
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
     @cython.locals(state=ConcurrentState, leases=list, used=int64_t, place=Py_ssize_t, is_live=bint, last=int64_t)
-    cpdef ask_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
+    cpdef decide_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
     @cython.locals(state=ConcurrentState, place=Py_ssize_t, after=Py_ssize_t, end=int64_t, units=int64_t, time=int64_t,
                    order=int64_t)
     cpdef tuple move(self, MeterState s, tuple receipt, int64_t now, int64_t cost, int64_t birth)
@@ -139,7 +139,7 @@ cdef class SlidingMeter(Meter):
     cdef int64_t counted(self, SlidingState state, tuple receipt) except? -1
     @cython.locals(state=SlidingState, time=int64_t, used=int64_t, back=int64_t, count=int64_t, newest=int64_t,
                    index=int64_t, excess=int64_t, free_at=int64_t)
-    cpdef ask_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
+    cpdef decide_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
     @cython.locals(state=SlidingState, time=int64_t, used=int64_t, back=int64_t)
     cpdef tuple move(self, MeterState s, tuple receipt, int64_t now, int64_t cost, int64_t birth)
     @cython.locals(place=Py_ssize_t, units=int64_t)

@@ -89,7 +89,7 @@ class Meter:
         """Return the time at which the count would be 0 after a charge of `cost`."""
         raise NotImplementedError
 
-    def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
+    def decide_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
         """Return the verdict on replacing the units of a receipt."""
         return self.algorithm.move(self.as_tuple(s), receipt, now, cost, 0)[1]
 
@@ -385,7 +385,7 @@ class ConcurrentMeter(Meter):
         last = state.leases[-1][0] if used else now
         return max(last, max(now, state.latest) + self.lease) if cost else last
 
-    def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
+    def decide_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
         state: ConcurrentState = s  # type: ignore[assignment]
         used, leases = self.used(state, now), state.leases
         place = self.find(state, receipt)
@@ -688,7 +688,7 @@ class SlidingMeter(Meter):
                 units = older[place + 1]
         return min(held, units)
 
-    def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
+    def decide_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
         state: SlidingState = s  # type: ignore[assignment]
         time = max(now, state.newest * self.width)
         used = self.used(state, time)

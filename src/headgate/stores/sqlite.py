@@ -134,8 +134,8 @@ class SQLiteStore(SQLiteFile):
 
         return note_text(await self.in_worker(partial(self.transact, work, write=True)))
 
-    async def noted(self, name: str) -> str | None:
-        """See `AsyncNotes.noted`."""
+    async def get_note(self, name: str) -> str | None:
+        """See `AsyncNotes.get_note`."""
         row = note_key(self.namespace, name)
 
         def work(connection: sqlite3.Connection) -> tuple[bytes] | None:
@@ -185,7 +185,7 @@ class _SQLiteGate:
         self._rows = storage_keys(store.namespace, limiter, rules)
         self._new_birth = Births()
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         decide = self._record if request.operation == "record" else self._decide
         work = partial(decide, request, self._tiers.for_request(request), self._rows(request.key))
         writes = request.operation != "peek" and (request.charges or request.replaces is not None)
@@ -256,9 +256,9 @@ class _WorkerGate:
         self._store = store
         self._gate = gate
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         return await self._store.in_worker(
-            partial(self._gate.ask, request),
+            partial(self._gate.decide, request),
             completes=request.is_completed,
             abandoned=partial(self._release, request) if request.is_given_up else None,
         )

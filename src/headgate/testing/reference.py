@@ -73,7 +73,7 @@ class _ReferenceGate:
         self._tiers = plain_tiers(rules)
         self._keys = key_picker(rules)
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         algorithms = self._tiers.for_request(request)
         places = self._places(request.key)
         if request.operation == "record":

@@ -100,11 +100,11 @@ async def test_two_workers_of_petitions_share_the_counters_and_the_figures(
 async def asked(url: str, method: str, path: str, bodies: list[object]) -> tuple[Counter[int], str]:
     """Make requests on connections of their own, all at once; return their statuses, and the metrics afterwards."""
 
-    async def ask(body: object) -> int:
+    async def decide(body: object) -> int:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
             return (await client.request(method, path, json=body)).status_code
 
-    statuses = Counter(await asyncio.gather(*map(ask, bodies)))
+    statuses = Counter(await asyncio.gather(*map(decide, bodies)))
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         return statuses, (await client.get("/metrics")).text
 

@@ -239,11 +239,11 @@ async def test_n35_check_then_send_then_record(start: Start, specified: bool) ->
     service.app.dependency_overrides[get_rate_limiter] = lambda: limiter
     send_email = service.provider.send_email
 
-    async def noted(*args: Any, **kwargs: Any) -> str | None:
+    async def get_note(*args: Any, **kwargs: Any) -> str | None:
         calls.append("send_email")
         return await send_email(*args, **kwargs)
 
-    service.provider.send_email = noted  # type: ignore[method-assign]
+    service.provider.send_email = get_note  # type: ignore[method-assign]
     assert (await service.send()).status_code == 201
     assert calls == ["check", "send_email", "record"]
     service.provider.error = ProviderError("down")

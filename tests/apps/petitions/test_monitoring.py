@@ -424,27 +424,27 @@ async def test_a_busy_database_is_not_given_up(shared_url: str) -> None:
     await database.open()
     await database._pool.wait()  # the first connection may take its time
 
-    async def ask() -> None:
+    async def decide() -> None:
         async with database.connection() as connection:
             await connection.execute("SELECT 1")
 
     try:
         async with database.connection():
             with pytest.raises(DatabaseUnavailableError) as refused:
-                await ask()
+                await decide()
         assert refused.value.retry_after_seconds == 1
-        await ask()
+        await decide()
         assert not database.is_down
     finally:
         await database.aclose()
 
 
 async def test_a_statement_that_the_database_breaks_off_is_an_outage_of_one(database: Database) -> None:
-    async def ask() -> None:
+    async def decide() -> None:
         async with database.connection() as connection:
             await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     with pytest.raises(DatabaseUnavailableError):
-        await ask()
+        await decide()
     async with database.connection() as connection:
         assert await (await connection.execute("SELECT 1")).fetchone() == (1,)

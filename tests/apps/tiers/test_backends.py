@@ -188,12 +188,12 @@ async def test_races_are_not_lost_for_ever(
 def _write_in_between(
     monkeypatch: pytest.MonkeyPatch, plain: redis.Redis, key: str, balances: Iterator[str]
 ) -> None:
-    ask = backends_module._ask
+    decide = backends_module._decide
 
     async def ask_late(connection: Any, commands: Any) -> Any:
         if commands[0][0] == "MULTI" and (balance := next(balances, None)) is not None:
             plain.set(f"ratelimit:{key}:tokens", balance)
-        return await ask(connection, commands)
+        return await decide(connection, commands)
 
     monkeypatch.setattr(backends_module, "_ask", ask_late)
 

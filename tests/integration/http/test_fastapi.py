@@ -107,7 +107,7 @@ async def test_every_response_has_the_fields(path: str, code: int) -> None:
         response = await client.get(path)
     assert response.status_code == code
     assert is_complete(response)
-    assert left(response) == {"sliding_window/1m": 4}
+    assert left(response) == {"per-minute": 4}
 
 
 async def test_an_error_keeps_its_own_headers() -> None:
@@ -139,7 +139,7 @@ async def test_a_refusal_is_a_problem() -> None:
     assert refused.status_code == 429
     assert is_complete(refused)
     assert refused.headers["content-type"] == "application/problem+json"
-    assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+    assert refused.json()["violated-policies"] == ["per-minute"]
     assert as_text.text.startswith("Too many requests.")
 
 
@@ -200,7 +200,7 @@ async def test_without_install_values_and_refusals_have_the_fields() -> None:
     assert (first.status_code, second.status_code) == (200, 429)
     assert is_complete(first)
     assert is_complete(second)
-    assert left(first) == {"sliding_window/1h": 8, "sliding_window/1m": 0}
+    assert left(first) == {"per-hour": 8, "per-minute": 0}
     assert second.headers["content-type"] == "application/problem+json"
 
 
@@ -273,13 +273,13 @@ def with_default() -> FastAPI:
 @pytest.mark.parametrize(
     ("path", "quotas"),
     [
-        ("/plain", {"sliding_window/1m": 3}),
-        ("/strict", {"sliding_window/1h": 1}),
+        ("/plain", {"per-minute": 3}),
+        ("/strict", {"per-hour": 1}),
         ("/health", {}),
-        ("/router/near", {"sliding_window/1h": 2}),
-        ("/router/own", {"sliding_window/1h": 1, "sliding_window/1s": 5}),
+        ("/router/near", {"per-hour": 2}),
+        ("/router/own", {"per-hour": 1, "per-second": 5}),
         ("/router/free", {}),
-        ("/router/freed", {"sliding_window/1d": 1}),
+        ("/router/freed", {"per-day": 1}),
     ],
 )
 async def test_the_nearest_limits_are_in_force(path: str, quotas: dict[str, int]) -> None:
@@ -413,7 +413,7 @@ async def test_dependency_and_middleware_show_together() -> None:
     async with client_of(app) as client:
         response = await client.get("/")
     assert is_complete(response)
-    assert left(response) == {"sliding_window/1m": 4, "sliding_window/1h": 8}
+    assert left(response) == {"per-minute": 4, "per-hour": 8}
 
 
 # --- Keys, costs, tiers -----------------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ async def test_a_cost_that_never_fits_is_a_client_error() -> None:
     async with client_of(app) as client:
         response = await client.get("/?size=6")
     assert response.status_code == 413
-    assert response.json()["violated-policies"] == ["sliding_window/1m"]
+    assert response.json()["violated-policies"] == ["per-minute"]
 
 
 @pytest.mark.parametrize(
@@ -547,8 +547,8 @@ async def test_a_handshake_that_fails_is_an_outcome_too() -> None:
 
 async def test_fields_say_what_stands_after_the_outcome() -> None:
     async with client_of(application(limit("5/minute", count={401}))) as client:
-        assert left(await client.get("/")) == {"sliding_window/1m": 5}
-        assert left(await client.get("/status/401")) == {"sliding_window/1m": 4}
+        assert left(await client.get("/")) == {"per-minute": 5}
+        assert left(await client.get("/status/401")) == {"per-minute": 4}
 
 
 async def test_an_earlier_hold_is_settled_when_a_later_limit_refuses() -> None:
@@ -676,7 +676,7 @@ async def test_limits_can_have_a_clock_and_be_reset() -> None:
 
 async def test_in_a_test_no_store_is_asked() -> None:
     class Silent(ImmediateGate):
-        async def ask(self, request: Any) -> Any:
+        async def decide(self, request: Any) -> Any:
             raise AssertionError("the store was asked")
 
     class Unreachable(MemoryStore):
@@ -767,7 +767,7 @@ async def test_a_limit_on_a_shared_store_is_named_after_its_route() -> None:
             await client.get("/v1/items/1"),
             await client.post("/v1/items/1"),
         ]
-    assert [left(response) for response in responses] == [{"sliding_window/1m": 4}] * 3
+    assert [left(response) for response in responses] == [{"per-minute": 4}] * 3
     for name in ("GET /items", "GET /v1/items/{number}", "POST /v1/items/{number}"):
         assert Limiter("5/minute", name=name, store=store).check("192.0.2.1", 0).remaining == 4
 
@@ -797,7 +797,7 @@ async def test_a_raised_refusal_is_answered(installed: bool) -> None:
         refused = await client.get("/")
         assert refused.status_code == 429
         assert is_complete(refused)
-        assert left(refused) == {"sliding_window/1m": 7, "sliding_window/1h": 0}
+        assert left(refused) == {"per-minute": 7, "per-hour": 0}
         assert (await client.get("/?cost=2")).status_code == 413
 
 
@@ -839,5 +839,5 @@ async def test_quotas_may_be_dependencies() -> None:
     install(app)
     app.get("/")(lambda: None)
     async with client_of(app) as client:
-        assert policies(await client.get("/?quota=7")) == {"sliding_window/1m": 7}
-        assert left(await client.get("/")) == {"sliding_window/1m": 3}
+        assert policies(await client.get("/?quota=7")) == {"per-minute": 7}
+        assert left(await client.get("/")) == {"per-minute": 3}

@@ -61,7 +61,7 @@ class TestAiohttp:
             ]
         assert [response.status_code for response in responses] == [200, 500, 410, 200, 404, 429]
         assert all(map(is_complete, responses))
-        assert responses[-1].json()["violated-policies"] == ["sliding_window/1m"]
+        assert responses[-1].json()["violated-policies"] == ["per-minute"]
 
     async def test_handlers_have_limits_of_their_own(self) -> None:
         shared = limit("2/minute")
@@ -90,11 +90,11 @@ class TestAiohttp:
             default, a=shared(ok), b=shared(ok), other=ok, free=free, told=told, pages=Pages
         ) as client:
             assert [(await client.get(path)).status_code for path in "aba"] == [200, 200, 429]
-            assert policies(await client.get("other")) == {"sliding_window/1h": 9}
+            assert policies(await client.get("other")) == {"per-hour": 9}
             response = await client.get("free")
             assert (response.text, "ratelimit" in response.headers) == ("None", False)
             response = await client.get("told")
-            assert (response.text, policies(response)) == ("6", {"sliding_window/1d": 7})
+            assert (response.text, policies(response)) == ("6", {"per-day": 7})
             assert [(await client.get("pages")).status_code for _ in range(2)] == [200, 429]
             response = await client.put("pages")
             assert (response.text, "ratelimit" in response.headers) == ("put", False)
@@ -124,7 +124,7 @@ class TestAiohttp:
             ]
             assert codes == [200, 429, 200]
             assert policies(await client.get("item/1?quota=5&cost=2", headers={"x-user": "c"})) == {
-                "sliding_window/1m": 5
+                "per-minute": 5
             }
             assert (await client.get("item/1?cost=2")).status_code == 413
             assert "ratelimit" not in (await client.get("item/1?free")).headers
@@ -179,8 +179,8 @@ class TestAiohttp:
             url = str(server.make_url("/inner/"))
             responses = [await client.get(url + query) for query in ("", "?broken", "")]
         assert [response.status_code for response in responses] == [200, 404, 200]
-        assert policies(responses[-1]) == {"sliding_window/1h": 1, "sliding_window/1m": 9}
-        assert left(responses[-1]) == {"sliding_window/1h": 1, "sliding_window/1m": 6}
+        assert policies(responses[-1]) == {"per-hour": 1, "per-minute": 9}
+        assert left(responses[-1]) == {"per-hour": 1, "per-minute": 6}
 
     async def test_a_raised_refusal_is_answered(self) -> None:
         async with aiohttp_client("9/minute", report=AsyncLimiter("1/hour").guard("x")(ok)) as client:
@@ -188,7 +188,7 @@ class TestAiohttp:
             refused = await client.get("report")
         assert refused.status_code == 429
         assert is_complete(refused)
-        assert left(refused) == {"sliding_window/1m": 7, "sliding_window/1h": 0}
+        assert left(refused) == {"per-minute": 7, "per-hour": 0}
 
     async def test_names_on_a_given_store(self) -> None:
         store = MemoryStore()
@@ -264,7 +264,7 @@ async def test_litestar() -> None:
         ]
     assert [response.status_code for response in responses] == [200, 429, 200, 429, 404]
     assert all(map(is_complete, responses))
-    assert left(responses[0]) == {"sliding_window/1d": 8, "sliding_window/1m": 0}
+    assert left(responses[0]) == {"per-day": 8, "per-minute": 0}
 
 
 async def test_quart() -> None:

@@ -88,7 +88,7 @@ async def test_an_exception_frees_its_place() -> None:
     assert await limiter.check("192.0.2.1")
 
 
-def ask(app: Any) -> Any:
+def decide(app: Any) -> Any:
     return app({"REMOTE_ADDR": "192.0.2.1", "REQUEST_METHOD": "GET"}, lambda *start: lambda data: None)
 
 
@@ -99,7 +99,7 @@ def test_a_wsgi_body_holds_its_place_until_it_is_closed() -> None:
         yield b"b"
 
     limiter = Limiter(PLACE)
-    body = ask(wsgi.RateLimitMiddleware(stream, limiter))
+    body = decide(wsgi.RateLimitMiddleware(stream, limiter))
     assert next(iter(body)) == b"a"
     assert not limiter.check("192.0.2.1")
     body.close()
@@ -112,7 +112,7 @@ def test_a_wsgi_exception_frees_its_place() -> None:
 
     limiter = Limiter(PLACE)
     with pytest.raises(ValueError, match="no"):
-        ask(wsgi.RateLimitMiddleware(fail, limiter))
+        decide(wsgi.RateLimitMiddleware(fail, limiter))
     assert limiter.check("192.0.2.1")
 
 

@@ -138,9 +138,9 @@ class WaitingGate:
         self._gate = gate
         self.refund, self.reset = gate.refund, gate.reset
 
-    async def ask(self, request: Any) -> Answer:
+    async def decide(self, request: Any) -> Answer:
         await asyncio.sleep(0)
-        return await self._gate.ask(request)
+        return await self._gate.decide(request)
 
 
 class Waiting(MemoryStore):
@@ -283,10 +283,10 @@ async def test_a_response_shows_the_rules_that_decided_it(tmp_path: Path) -> Non
 
     async with client_of(RateLimitMiddleware(changing, limiter)) as client:
         first, second = [await client.get("/") for _ in range(2)]
-    assert policies(first) == {"sliding_window/1m": 2}
-    assert left(first) == {"sliding_window/1m": 1}
-    assert policies(second) == {"sliding_window/1m": 3, "sliding_window/1h": 9}
-    assert left(second) == {"sliding_window/1m": 1, "sliding_window/1h": 8}
+    assert policies(first) == {"per-minute": 2}
+    assert left(first) == {"per-minute": 1}
+    assert policies(second) == {"per-minute": 3, "per-hour": 9}
+    assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
 async def test_a_policy_that_changes_while_the_key_is_found_decides_and_answers(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ async def test_a_policy_that_changes_while_the_key_is_found_decides_and_answers(
 
     async with client_of(RateLimitMiddleware(PlainTextResponse("ok"), limiter, key=key)) as client:
         response = await client.get("/")
-    assert policies(response) == {"sliding_window/1m": 3, "sliding_window/1h": 9}
-    assert left(response) == {"sliding_window/1m": 2, "sliding_window/1h": 8}
+    assert policies(response) == {"per-minute": 3, "per-hour": 9}
+    assert left(response) == {"per-minute": 2, "per-hour": 8}
 
 
 def test_wsgi_shows_the_rules_that_decided(tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def test_wsgi_shows_the_rules_that_decided(tmp_path: Path) -> None:
     app = WSGIRateLimitMiddleware(changing, limiter)
     with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://service") as client:
         first, second = client.get("/"), client.get("/")
-    assert (policies(first), left(first)) == ({"sliding_window/1m": 2}, {"sliding_window/1m": 1})
-    assert left(second) == {"sliding_window/1m": 1, "sliding_window/1h": 8}
+    assert (policies(first), left(first)) == ({"per-minute": 2}, {"per-minute": 1})
+    assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
 async def test_rules_that_a_server_has_changed_show_under_their_own_names() -> None:
@@ -323,6 +323,6 @@ async def test_rules_that_a_server_has_changed_show_under_their_own_names() -> N
     limiter.gate = others.gate
     async with client_of(app) as client:
         responses = [await client.get("/") for _ in range(4)]
-    assert left(responses[0]) == {"sliding_window/1m": 2, "sliding_window/1h": 8}
+    assert left(responses[0]) == {"per-minute": 2, "per-hour": 8}
     assert responses[3].status_code == 429
-    assert responses[3].json()["violated-policies"] == ["sliding_window/1m"]
+    assert responses[3].json()["violated-policies"] == ["per-minute"]

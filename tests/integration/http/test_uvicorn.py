@@ -89,8 +89,8 @@ async def test_requests(url: str) -> None:
     ]
     assert all(map(is_complete, (home, broken, stream, refused, nowhere, other)))
     assert stream.text == "".join(f"{number}," for number in range(100))
-    assert refused.json()["violated-policies"] == ["sliding_window/1h"]
-    assert left(nowhere) == {"sliding_window/1m": 95}
+    assert refused.json()["violated-policies"] == ["per-hour"]
+    assert left(nowhere) == {"per-minute": 95}
 
 
 async def test_handshakes(url: str) -> None:

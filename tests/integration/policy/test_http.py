@@ -93,13 +93,13 @@ async def test_an_edge_asks_a_limiter_of_a_policy_and_notices_a_reload(
         response = await client.get("/")
         assert response.status_code == 200
         assert is_complete(response)
-        assert left(response) == {"sliding_window/1m": 1}
-        assert policies(response) == {"sliding_window/1m": 4}
+        assert left(response) == {"per-minute": 1}
+        assert policies(response) == {"per-minute": 4}
         assert response.headers["x-ratelimit-limit"] == "4"
         rewrite(file, ONE.format("4/minute").replace('"]', '", "9/hour"]'))
         live.reload()
         response = await client.get("/")
-        assert left(response) == {"sliding_window/1m": 0, "sliding_window/1h": 8}
+        assert left(response) == {"per-minute": 0, "per-hour": 8}
 
 
 @pytest.mark.parametrize(
@@ -170,20 +170,20 @@ async def test_a_policy_that_changes_between_question_and_answer_breaks_no_respo
     live = follow(file, ONE.format("5/minute"))
     app = asgi(live, cost=lambda _: 1)
     version: Any = live["api"].current
-    ask = version.gate.ask
+    decide = version.gate.decide
 
     async def reloading(request: Any) -> Any:
-        answer = await ask(request)
+        answer = await decide(request)
         rewrite(file, ONE.format("5/minute").replace('"]', '", "9/hour"]'))
         live.reload()
         return answer
 
-    version.gate = SimpleNamespace(ask=reloading)
+    version.gate = SimpleNamespace(decide=reloading)
     async with client_of(app) as client:
         response = await client.get("/")
-        assert (response.status_code, left(response)) == (200, {"sliding_window/1m": 4})
+        assert (response.status_code, left(response)) == (200, {"per-minute": 4})
         response = await client.get("/")
-        assert left(response) == {"sliding_window/1m": 3, "sliding_window/1h": 8}
+        assert left(response) == {"per-minute": 3, "per-hour": 8}
 
 
 async def test_requests_while_another_thread_reloads_are_all_answered(file: Path) -> None:
@@ -223,7 +223,7 @@ async def test_an_edge_that_is_made_while_a_policy_changes_goes_by_the_newer_one
 
     monkeypatch.setattr("headgate.http.limit.Writer", reloading)
     async with client_of(asgi(live)) as client:
-        assert policies(await client.get("/")) == {"sliding_window/1m": 2}
+        assert policies(await client.get("/")) == {"per-minute": 2}
 
 
 async def test_help_for_tests_reaches_limits_of_a_policy(file: Path, edge: Callable[..., Any]) -> None:

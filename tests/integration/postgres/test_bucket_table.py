@@ -309,13 +309,13 @@ def test_several_scopes_are_decided_together(connection: psycopg.Connection, uui
     assert [submit(people[0], "north") for _ in range(3)] == [
         (True, None),
         (True, None),
-        (False, "sliding_window/1h/submitter"),
+        (False, "per-hour-submitter"),
     ]
     assert submit(people[1], "north") == (True, None)
-    assert submit(people[2], "north") == (False, "sliding_window/1h/realm")
+    assert submit(people[2], "north") == (False, "per-hour-realm")
     assert submit(people[2], "south") == (True, None)
     assert submit(people[3], "south") == (True, None)
-    assert submit(people[4], "west") == (False, "sliding_window/1h/*")
+    assert submit(people[4], "west") == (False, "per-hour-shared")
     counted = sorted(count for _, _, count in rows(connection, uuids))
     assert counted == [1, 1, 1, 2, 2, 3, 5]  # four people, two realms, and everybody
     assert sum(count for key, _, count in rows(connection, uuids) if key in people) == 5

@@ -28,8 +28,10 @@ def test_each_migration_is_applied_once_and_said(empty_url: str) -> None:
     assert store.migrate() == [f"{migration.number:04} {migration.name}" for migration in migrations()]
     assert store.migrate() == []
     with psycopg.connect(empty_url) as connection:
-        noted = connection.execute("SELECT number, name FROM headgate_migrations ORDER BY number").fetchall()
-    assert noted == [(migration.number, migration.name) for migration in migrations()]
+        get_note = connection.execute(
+            "SELECT number, name FROM headgate_migrations ORDER BY number"
+        ).fetchall()
+    assert get_note == [(migration.number, migration.name) for migration in migrations()]
 
 
 def test_processes_that_migrate_at_once_apply_each_migration_once(empty_url: str) -> None:

@@ -39,9 +39,9 @@ async def test_a_note_is_kept_as_long_as_it_was_asked_for(
         connection.execute(
             "UPDATE headgate_notes SET expires = 0 WHERE key = %b", (note_key("headgate", name),)
         )
-        assert await store.noted(name) is None
+        assert await store.get_note(name) is None
         assert await store.note(name, "another", 3_000_000_000) == "another"
-        assert await store.noted(name) == "another"
+        assert await store.get_note(name) == "another"
 
 
 async def test_the_same_text_again_is_kept_for_longer(
@@ -138,7 +138,7 @@ async def test_closing_lets_notes_end_that_are_on_their_way(url: str, name: str)
     await store.aclose()
     assert await asyncio.gather(*noting) == ["text"] * 5
     with pytest.raises(StoreUnavailable):
-        await store.noted(name)
+        await store.get_note(name)
 
 
 async def test_a_database_without_the_tables_says_what_it_needs(empty_url: str) -> None:

@@ -219,14 +219,14 @@ def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
     server: PostgresServer, store: PostgresStore, deadlines: Deadlines
 ) -> None:
     gate = store.bind("lock", (fixed_window("10/day"),))
-    gate.ask(Request("hit", "a"))
+    gate.decide(Request("hit", "a"))
     with psycopg.connect(server.url) as holder:
         holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
         deadlines.count = True
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            gate.ask(Request("hit", "a"))
+            gate.decide(Request("hit", "a"))
         deadlines.count = False
-        assert gate.ask(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
+        assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
 
 
 def test_a_deadline_of_a_limiters_own_is_kept(server: PostgresServer) -> None:
@@ -335,16 +335,16 @@ def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(server: Post
         address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
         with PostgresStore(address, deadline=PATIENCE) as store:
             gate = store.bind("renewed", (concurrent(1, lease="1h"),))
-            _, receipts = gate.ask(Request("hold", "alice"))
+            _, receipts = gate.decide(Request("hold", "alice"))
             assert receipts is not None
             proxy.lose_replies()
             with pytest.raises(StoreUnavailable):
-                gate.ask(Request("renew", "alice", (1,), replaces=receipts))
+                gate.decide(Request("renew", "alice", (1,), replaces=receipts))
             proxy.await_loss()
             proxy.forward_again()
-            assert gate.ask(Request("renew", "alice", (1,), replaces=receipts))[0]
+            assert gate.decide(Request("renew", "alice", (1,), replaces=receipts))[0]
             gate.refund(receipts, 1, None)
-            assert gate.ask(Request("peek", "alice", 0))[0].remaining == 1
+            assert gate.decide(Request("peek", "alice", 0))[0].remaining == 1
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
@@ -391,22 +391,22 @@ async def test_a_batch_that_is_refused_spares_the_one_that_follows(server: Postg
     """Each is a transaction of its own."""
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
         gate = store.bind_async("refused", (fixed_window("1000/day"),))
-        await gate.ask(Request("hit", "a"))
+        await gate.decide(Request("hit", "a"))
         with psycopg.connect(server.url, autocommit=True) as other, psycopg.connect(server.url) as holder:
             holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
             first = asyncio.gather(
-                *(gate.ask(Request("hit", "a")) for _ in range(HALF)), return_exceptions=True
+                *(gate.decide(Request("hit", "a")) for _ in range(HALF)), return_exceptions=True
             )
             waiting = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
             await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
-            others = asyncio.gather(*(gate.ask(Request("hit", "b")) for _ in range(HALF)))
+            others = asyncio.gather(*(gate.decide(Request("hit", "b")) for _ in range(HALF)))
             for _ in range(5):
                 await asyncio.sleep(0)
             other.execute(f"SELECT pg_cancel_backend(pid) {waiting}")
             assert all(isinstance(error, StoreUnavailable) for error in await first)
             await others
             holder.rollback()
-        left = [(await gate.ask(Request("peek", key, 0)))[0].remaining for key in "ab"]
+        left = [(await gate.decide(Request("peek", key, 0)))[0].remaining for key in "ab"]
         assert left == [1000 - 1, 1000 - HALF]
 
 
@@ -417,7 +417,7 @@ def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Aw
 
     async def hit(key: str) -> Decision:
         request = Request("hit", key)
-        answer = tasks.ask(request) if flavour == "tasks" else asyncio.to_thread(threads.ask, request)
+        answer = tasks.decide(request) if flavour == "tasks" else asyncio.to_thread(threads.decide, request)
         return (await answer)[0]
 
     return hit
@@ -452,7 +452,7 @@ async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writ
         PostgresStore(server.url, deadline=PATIENCE) as writing,
         PostgresStore(read_only, deadline=PATIENCE) as reading,
     ):
-        writing.bind(name, (fixed_window("10/day"),)).ask(Request("hit", "full", 10))
+        writing.bind(name, (fixed_window("10/day"),)).decide(Request("hit", "full", 10))
         hit = hitting(reading, flavour, name)
         with pytest.raises(StoreMisconfigured, match="read-only"):
             await hit("a")

@@ -24,7 +24,7 @@ class Cluster:
     def __init__(self, nodes: list[RedisServer]) -> None:
         self.nodes = nodes
         self.clients = [redis.Redis.from_url(node.url) for node in nodes]
-        self.ids = [self._ask(i, "CLUSTER", "MYID").decode() for i in range(len(nodes))]
+        self.ids = [self._decide(i, "CLUSTER", "MYID").decode() for i in range(len(nodes))]
         for i, client in enumerate(self.clients):
             client.execute_command("CLUSTER", "ADDSLOTS", *range(i * SLOTS // 3, (i + 1) * SLOTS // 3))
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
@@ -40,8 +40,8 @@ class Cluster:
 
     def begin_move(self, slot: int, source: int, target: int) -> None:
         """Announce that a slot is about to move; new keys are then served by the target, if asked nicely."""
-        self._ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
-        self._ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
+        self._decide(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
+        self._decide(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Move a slot and its keys."""
@@ -50,12 +50,12 @@ class Cluster:
 
     def finish_move(self, slot: int, source: int, target: int) -> None:
         """Move the keys of a slot, and then the slot. This may be repeated after an error, and `begin_move` may not."""
-        while keys := self._ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+        while keys := self._decide(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
             self.clients[source].execute_command(
                 "MIGRATE", "127.0.0.1", self.nodes[target].port, "", 0, 5000, "KEYS", *keys
             )
         for i in (target, source):
-            self._ask(i, "CLUSTER", "SETSLOT", slot, "NODE", self.ids[target])
+            self._decide(i, "CLUSTER", "SETSLOT", slot, "NODE", self.ids[target])
 
     @contextlib.contextmanager
     def replica_of(self, node: int) -> Iterator[RedisServer]:
@@ -99,7 +99,7 @@ class Cluster:
         """Return how many keys each node has."""
         return [int(client.dbsize()) for client in self.clients]  # type: ignore[arg-type]
 
-    def _ask(self, node: int, *words: object) -> Any:
+    def _decide(self, node: int, *words: object) -> Any:
         return self.clients[node].execute_command(*words)  # type: ignore[arg-type]
 
     def _await_agreement(self) -> None:
@@ -110,7 +110,7 @@ class Cluster:
 
     def _agrees(self, node: int) -> bool:
         state = self.nodes[node].command("CLUSTER", "INFO")
-        slots = self._ask(node, "CLUSTER", "SLOTS")
+        slots = self._decide(node, "CLUSTER", "SLOTS")
         return b"cluster_state:ok" in state and len(slots) == len(self.nodes)
 
 

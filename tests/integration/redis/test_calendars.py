@@ -129,8 +129,8 @@ def test_in_a_cluster_each_slot_is_asked_again(wrong_clock: FakeClock) -> None:
 def test_a_server_whose_clock_keeps_jumping_is_unavailable(server: RedisServer, name: str) -> None:
     """A call is asked again once: nothing was charged, and its caller waits."""
     plan = codec.plans((calendar("5/day"),)).own
-    call = plan.ask(Operation.HIT, (b"key",), 1, 0)
-    wrong = call.body[:3] + plan.ask(Operation.HIT, (b"key",), 1, None).body[3:27] + call.body[27:]
+    call = plan.decide(Operation.HIT, (b"key",), 1, 0)
+    wrong = call.body[:3] + plan.decide(Operation.HIT, (b"key",), 1, None).body[3:27] + call.body[27:]
     with RedisStore(server.url) as store:
         engine = store._threads.at(store.endpoint)
         with pytest.raises(StoreUnavailable, match="EDGES"):

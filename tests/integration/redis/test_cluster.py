@@ -191,8 +191,8 @@ async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
     rules = (fixed_window("100/day"),)
     async with RedisStore(cluster.url, cluster=True) as store:
         gate = store.bind_async(name, rules)
-        await gate.ask(Request("peek", "warm"))
-        holds = [asyncio.ensure_future(gate.ask(Request("hold", f"{n}"))) for n in range(9)]
+        await gate.decide(Request("peek", "warm"))
+        holds = [asyncio.ensure_future(gate.decide(Request("hold", f"{n}"))) for n in range(9)]
         for _ in range(turns):
             await asyncio.sleep(0)
         for hold in holds:
@@ -200,7 +200,7 @@ async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
     await asyncio.wait(holds)
     kept = [not hold.cancelled() for hold in holds]
     with RedisStore(cluster.url, cluster=True) as store:
-        left = [store.bind(name, rules).ask(Request("peek", f"{n}", 0))[0].remaining for n in range(9)]
+        left = [store.bind(name, rules).decide(Request("peek", f"{n}", 0))[0].remaining for n in range(9)]
     assert left == [100 - is_kept for is_kept in kept]
 
 
@@ -332,12 +332,12 @@ def test_a_node_that_dies_fails_only_its_own_slots_and_comes_back(name: str) -> 
         for user, owner in zip(users, owners, strict=True):
             if owner == 2:
                 with pytest.raises(StoreUnavailable):
-                    gate.ask(Request("hit", user))
+                    gate.decide(Request("hit", user))
             else:
-                assert gate.ask(Request("hit", user))[0]
+                assert gate.decide(Request("hit", user))[0]
         cluster.nodes[2].start()
         cluster._await_agreement()
-        assert all(gate.ask(Request("hit", user))[0] for user in users)
+        assert all(gate.decide(Request("hit", user))[0] for user in users)
 
 
 # --- By URL, under load -------------------------------------------------------------------------------------------------

@@ -234,19 +234,19 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
     # Long enough to send within half of it, also on a busy machine: what was asked later says nothing about the server.
     async with RedisStore(server.url, deadline=2) as store:
         gate = store.bind_async("x", AsyncLimiter("5/hour").rules)
-        await gate.ask(Request("hit", "warm"))
+        await gate.decide(Request("hit", "warm"))
         server.pause()
         calls = [
-            asyncio.ensure_future(gate.ask(Request("hit", f"user {i}"))) for i in range(3 * MOST_PER_BATCH)
+            asyncio.ensure_future(gate.decide(Request("hit", f"user {i}"))) for i in range(3 * MOST_PER_BATCH)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(answer) for answer in answers} == {StoreTimeout}
         assert len({id(answer) for answer in answers}) == len(answers)
         server.resume()
-        assert (await gate.ask(Request("hit", "user 0")))[0]
+        assert (await gate.decide(Request("hit", "user 0")))[0]
         # What had left was counted; what had not was not.
         counted = [
-            (await gate.ask(Request("peek", f"user {i}", 0)))[0].remaining
+            (await gate.decide(Request("peek", f"user {i}", 0)))[0].remaining
             for i in (1, 3 * MOST_PER_BATCH - 1)
         ]
         assert counted == [4, 5]

@@ -125,14 +125,14 @@ async def test_a_batch_that_follows_another_to_a_replica_is_no_outage_either(ser
     with RedisServer(server.kind) as other:
         async with RedisStore(other.url, deadline=60) as store:
             gate = store.bind_async("x", (fixed_window("5/hour"),))
-            await gate.ask(Request("hit", "alice"))
+            await gate.decide(Request("hit", "alice"))
             other.command("REPLICAOF", "127.0.0.1", str(server.port))
             other.pause()
             found = []
             for _ in range(2):
                 found.append(
                     asyncio.gather(
-                        *(gate.ask(Request("hit", "alice")) for _ in range(ENOUGH_TO_FOLLOW)),
+                        *(gate.decide(Request("hit", "alice")) for _ in range(ENOUGH_TO_FOLLOW)),
                         return_exceptions=True,
                     )
                 )

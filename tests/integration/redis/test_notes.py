@@ -22,7 +22,7 @@ async def test_the_server_forgets_a_note_after_its_time(url: str, name: str, cli
         left: Any = client.pttl(note_key("headgate", name))
         assert 80_000 < left <= 90_001
         client.pexpire(note_key("headgate", name), 0)
-        assert await store.noted(name) is None
+        assert await store.get_note(name) is None
         assert await store.note(name, "another", 3_000_000_000) == "another"
         left = client.pttl(note_key("headgate", name))
         assert 2_999_999_000_000 < left <= 3_000_000_000_000
@@ -72,11 +72,11 @@ async def test_something_else_under_the_name_of_a_note_is_a_conflict(
         with pytest.raises(StoreConflict):
             await store.note(name, "text", 60)
         with pytest.raises(StoreConflict):
-            await store.noted(name)
+            await store.get_note(name)
         client.delete(note_key("headgate", name))
         client.set(note_key("headgate", name), b"\xff")
         with pytest.raises(StoreConflict):
-            await store.noted(name)
+            await store.get_note(name)
 
 
 async def test_a_server_that_has_forgotten_the_script_is_told_it_again(server: RedisServer) -> None:
@@ -89,7 +89,7 @@ async def test_a_server_that_has_forgotten_the_script_is_told_it_again(server: R
 
 async def test_a_note_whose_reply_was_lost_may_be_noted_again(proxy: Proxy) -> None:
     async with RedisStore(proxy.url, deadline=5) as store:
-        assert await store.noted("a") is None
+        assert await store.get_note("a") is None
         proxy.lose_replies()
         with pytest.raises(StoreUnavailable):
             await store.note("a", "mine", 60)
@@ -104,7 +104,7 @@ async def test_a_closed_store_raises(url: str, name: str) -> None:
     await store.note(name, "text", 60)
     await store.aclose()
     with pytest.raises(StoreUnavailable):
-        await store.noted(name)
+        await store.get_note(name)
 
 
 async def test_notes_lie_all_over_a_cluster_and_braces_choose_no_harm() -> None:
@@ -113,4 +113,4 @@ async def test_notes_lie_all_over_a_cluster_and_braces_choose_no_harm() -> None:
             names = ["{a}", "{}", "}{", "a{b}c", *map(str, range(50))]
             kept = await asyncio.gather(*(store.note(name, f"text of {name}", 60) for name in names))
             assert kept == [f"text of {name}" for name in names]
-            assert await asyncio.gather(*map(store.noted, names)) == kept
+            assert await asyncio.gather(*map(store.get_note, names)) == kept

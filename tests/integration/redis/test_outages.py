@@ -429,16 +429,16 @@ async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, 
 def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(proxy: Proxy) -> None:
     with RedisStore(proxy.url, deadline=30) as store:
         gate = store.bind("renewed", (concurrent(1, lease="1h"),))
-        _, receipts = gate.ask(Request("hold", "alice"))
+        _, receipts = gate.decide(Request("hold", "alice"))
         assert receipts is not None
         proxy.lose_replies()
         with pytest.raises(StoreUnavailable):
-            gate.ask(Request("renew", "alice", (1,), replaces=receipts))
+            gate.decide(Request("renew", "alice", (1,), replaces=receipts))
         proxy.await_loss()
         proxy.forward_again()
-        assert gate.ask(Request("renew", "alice", (1,), replaces=receipts))[0]
+        assert gate.decide(Request("renew", "alice", (1,), replaces=receipts))[0]
         gate.refund(receipts, 1, None)
-        assert gate.ask(Request("peek", "alice", 0))[0].remaining == 1
+        assert gate.decide(Request("peek", "alice", 0))[0].remaining == 1
 
 
 # --- What is logged --------------------------------------------------------------------------------------------------

@@ -190,8 +190,8 @@ def asking(
     """Return what asks for `5/day`, from a thread or a task, and knows of no policy."""
     rules = (fixed_window("5/day"),)
     if flavour == "tasks":
-        return store.bind_async(world.name, rules, deadline=deadline).ask
-    return partial(asyncio.to_thread, store.bind(world.name, rules, deadline=deadline).ask)
+        return store.bind_async(world.name, rules, deadline=deadline).decide
+    return partial(asyncio.to_thread, store.bind(world.name, rules, deadline=deadline).decide)
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
@@ -221,7 +221,7 @@ def test_a_deadline_includes_connecting_to_a_server_that_accepts_and_says_nothin
         with world.store(port=port, deadline=0.2) as store:
             gate = store.bind(world.name, (fixed_window("5/day"),))
             with pytest.raises(StoreUnavailable):
-                gate.ask(Request("hit", "a"))
+                gate.decide(Request("hit", "a"))
 
 
 # --- Nothing is lost -------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ async def test_cancelled_holds_leave_nothing_counted(world: World, steps: int) -
         limiter = AsyncLimiter("1000/day", name=world.name, store=store, on_store_error="raise")
         gate = store.bind_async(world.name, limiter.rules)
         await limiter.check("a")
-        holds = [asyncio.ensure_future(gate.ask(Request("hold", "a"))) for _ in range(60)]
+        holds = [asyncio.ensure_future(gate.decide(Request("hold", "a"))) for _ in range(60)]
         for _ in range(steps):
             await asyncio.sleep(0)
         for hold in holds:
@@ -250,7 +250,7 @@ async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(world: Wo
         gate = store.bind_async(world.name, limiter.rules)
         await limiter.check("a")
         for _ in range(20):
-            hold = asyncio.ensure_future(gate.ask(Request("hold", "a")))
+            hold = asyncio.ensure_future(gate.decide(Request("hold", "a")))
             await until_answered(hold)
             hold.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -265,8 +265,8 @@ async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
     rules = (fixed_window("100/day"),)
     async with world.store() as store:
         gate = store.bind_async(world.name, rules)
-        await gate.ask(Request("peek", "warm"))
-        holds = [asyncio.ensure_future(gate.ask(Request("hold", f"{number}"))) for number in range(40)]
+        await gate.decide(Request("peek", "warm"))
+        holds = [asyncio.ensure_future(gate.decide(Request("hold", f"{number}"))) for number in range(40)]
         for _ in range(turns):
             await asyncio.sleep(0)
         for hold in holds:
@@ -274,7 +274,7 @@ async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
     await asyncio.wait(holds)
     with world.store() as store:
         gate_of_threads = store.bind(world.name, rules)
-        left = [gate_of_threads.ask(Request("peek", f"{n}", 0))[0].remaining for n in range(len(holds))]
+        left = [gate_of_threads.decide(Request("peek", f"{n}", 0))[0].remaining for n in range(len(holds))]
     assert left == [100 - (not hold.cancelled()) for hold in holds]
 
 
@@ -342,7 +342,7 @@ def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: Wor
         counted = unknown = 0
         while not stop.is_set():
             try:
-                decision = gate.ask(Request("hit", f"key {number}"))[0]
+                decision = gate.decide(Request("hit", f"key {number}"))[0]
             except StoreError:
                 unknown += 1
             else:
@@ -362,7 +362,7 @@ def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: Wor
                         try:
                             interrupt_after(0.0003 + number % 29 * 0.0001)
                             while True:
-                                gate.ask(Request("hit", "main"))
+                                gate.decide(Request("hit", "main"))
                         finally:
                             interrupt_after(0)
                     except Interrupted:

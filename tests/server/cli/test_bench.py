@@ -72,7 +72,7 @@ async def test_a_store_that_fails_in_between_is_told_by_its_own_error(
     async def fail(*_: object) -> None:
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(stores, "_ask", fail)
+    monkeypatch.setattr(stores, "_decide", fail)
     with pytest.raises(StoreUnavailable, match="gone"):
         await stores.measure("memory://", 1, 3)
 

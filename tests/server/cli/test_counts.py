@@ -64,10 +64,10 @@ def test_inspect_shows_what_is_counted_and_charges_nothing(
     limiter(store, "api").hit({"user": "alice"}, 50)
     for _ in range(2):
         told = inspected(capsys, "alice")
-        hourly = told["login"]["sliding_window/1h"]
+        hourly = told["login"]["per-hour"]
         assert (hourly["used"], hourly["limit"], hourly["remaining"], hourly["frees_after"]) == (3, 5, 2, 0)
         assert 3590 < hourly["reset_after"] <= 3660
-        assert told["login"]["token_bucket/1d"]["used"] == 3
+        assert told["login"]["per-day"]["used"] == 3
         assert told["api"]["hourly"] == {
             **told["api"]["hourly"],
             "used": 50,
@@ -83,7 +83,7 @@ def test_inspect_shows_how_far_beyond_the_limit_and_when_it_frees(
 ) -> None:
     limiter(store, "login").record("alice", 37)
     told = inspected(capsys, "alice", "--limiter", "login")["login"]
-    window, bucket = told["sliding_window/1h"], told["token_bucket/1d"]
+    window, bucket = told["per-hour"], told["per-day"]
     assert (window["used"], window["remaining"]) == (37, 0)
     assert window["frees_after"] > 3590
     assert window["frees_after"] == pytest.approx(window["reset_after"], abs=60)
@@ -117,7 +117,7 @@ def test_scopes_are_named_one_by_one(write_policy: WritePolicy, capsys: pytest.C
     both = inspected(capsys, "--scope", "user=42", "--scope", "realm=north")
     assert {rule["used"] for rule in both["two"].values()} == {2}
     assert both["plain"] == {}
-    assert both["all"]["sliding_window/1h/*"]["limit"] == 8
+    assert both["all"]["per-hour-shared"]["limit"] == 8
     assert main(["inspect", "--scope", "user=42"]) == 0
     output = capsys.readouterr().out
     assert "it counts by realm too: add --scope realm=…" in output
@@ -133,7 +133,7 @@ def test_the_picture_has_a_bar_and_times_for_every_rule(
     output = capsys.readouterr().out
     assert output.startswith("alice\n\nlogin  sqlite:///limits.db\n")
     assert re.search(
-        r"^  sliding_window/1h +█{20} +5/5  frees in (1 h|\d\d min)[^,]*, fresh in ", output, re.MULTILINE
+        r"^  per-hour +█{20} +5/5  frees in (1 h|\d\d min)[^,]*, fresh in ", output, re.MULTILINE
     )
     assert re.search(r"^  hourly +█{10}░{10} +50/100  room now, fresh in 1 h", output, re.MULTILINE)
     assert re.search(r"^  everyone \(everybody\) +█░{19} +50/1,000  ", output, re.MULTILINE)
@@ -362,8 +362,8 @@ def test_inspect_and_reset_in_redis(
         counting.hit("alice", 5)
         counting.record("alice", 30)
         told = inspected(capsys, "alice")[name]
-        assert (told["sliding_window/1h"]["used"], told["token_bucket/1d"]["used"]) == (35, 35)
-        assert told["sliding_window/1h"]["frees_after"] > 3590
+        assert (told["per-hour"]["used"], told["per-day"]["used"]) == (35, 35)
+        assert told["per-hour"]["frees_after"] > 3590
         assert not counting.check("alice")
         assert main(["reset", "alice", "--yes"]) == 0
         assert counting.check("alice", 0).reset_after == 0

@@ -217,6 +217,6 @@ def test_starting_imports_no_framework_and_no_package_of_a_store() -> None:
         name for name in done.stderr.split() if name.startswith(("headgate_server.", "headgate_services."))
     }
     assert {name for name in ours if not name.startswith("headgate_server.cli")} == {
-        "headgate_server.wording",
+        "headgate_server.formatting",
         "headgate_services.commands",
     }

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from headgate_server.cli.terminal import Style
-from headgate_server.wording import printable, span
+from headgate_server.formatting import printable, span
 from tests.server.cli.conftest import Terminal
 
 PLAIN = Style(io.TextIOWrapper(io.BytesIO(), "utf-8"))

@@ -76,11 +76,11 @@ def test_no_wait_is_said_to_be_longer_than_it_would_be() -> None:
 def test_a_refusal_is_counted_for_every_rule_that_said_no() -> None:
     result = replayed(logged([0, 0, 0, 0]), 'rules = ["1/second", "2/minute"]')["result"]
     by_name = {rule["name"]: (rule["refused"], rule["refused_alone"]) for rule in result["rules"]}
-    assert by_name == {"sliding_window/1s": (3, 3), "sliding_window/1m": (0, 0)}
+    assert by_name == {"per-second": (3, 3), "per-minute": (0, 0)}
     result = replayed(logged([0, 2, 4, 4]), 'rules = ["1/second", "2/minute"]')["result"]
     assert {rule["name"]: (rule["refused"], rule["refused_alone"]) for rule in result["rules"]} == {
-        "sliding_window/1s": (0, 0),
-        "sliding_window/1m": (2, 2),
+        "per-second": (0, 0),
+        "per-minute": (2, 2),
     }
 
 
@@ -128,7 +128,7 @@ def test_every_decision_can_be_written() -> None:
     run(logged([0, 1]), simulations, counts, decisions=out)
     first, second = map(json.loads, out.getvalue().splitlines())
     assert (first["allowed"], first["remaining"], first["key"]) == (True, 0, "a")
-    assert (second["allowed"], second["rule"]) == (False, "sliding_window/1m")
+    assert (second["allowed"], second["rule"]) == (False, "per-minute")
     assert second["retry_after"] == 60.0
     assert second["compare"]["allowed"]
 

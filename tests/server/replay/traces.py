@@ -55,7 +55,9 @@ def live_decisions(limiter: LimiterPolicy, store: Store, trace: list[LoggedReque
     answers: list[Decision | None] = []
     for request in trace:
         try:
-            answers.append(gate.ask(Request("hit", request.key, request.cost, request.tier, request.at))[0])
+            answers.append(
+                gate.decide(Request("hit", request.key, request.cost, request.tier, request.at))[0]
+            )
         except CostTooHigh:
             answers.append(None)
     return answers

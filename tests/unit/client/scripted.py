@@ -13,7 +13,7 @@ import httpx
 from headgate import Decision
 from headgate.decision import Verdict
 
-RULE = "sliding_window/1m"
+RULE = "per-minute"
 
 Reply = tuple[int, Any]
 """Status and JSON document."""

@@ -165,7 +165,7 @@ async def test_rules_of_other_names_are_a_mistake_that_says_both(
     with pytest.raises(ConfigError) as raised:
         await done(limiter.hit("alice"))
     assert f"'{RULE}'" in str(raised.value)
-    assert "'sliding_window/1h'" in str(raised.value)
+    assert "'per-hour'" in str(raised.value)
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
         with pytest.raises(ConfigError) as again:
             await done(call("alice"))
@@ -268,7 +268,7 @@ async def test_a_charging_call_is_sent_once(
     operations: tuple[Operation, ...] = ("hit", "peek", "hold", "record")
     for operation in operations:
         with pytest.raises(StoreUnavailable, match="disconnected"):
-            await done(gate.ask(Request(operation, "alice")))
+            await done(gate.decide(Request(operation, "alice")))
     assert len(server.asked) == 4
 
 
@@ -415,7 +415,7 @@ def _time_out() -> Any:
 
 def test_a_refund_above_what_was_held_gives_nothing_back(server: ScriptedServer, store: ServerStore) -> None:
     gate = store.bind("login", (sliding_window("5/minute"),))
-    _, receipts = gate.ask(Request("hold", "alice", 3))
+    _, receipts = gate.decide(Request("hold", "alice", 3))
     assert receipts is not None
     gate.refund(receipts, 4, None)
     gate.refund((("elsewhere", (1, 2)),), 1, None)
@@ -527,17 +527,17 @@ async def test_a_closed_store_is_unavailable(server: ScriptedServer) -> None:
         store = ServerStore(URL, transport=server.transport)
         gate: Gate = store.bind("login", (sliding_window("5/minute"),))
         async_gate = store.bind_async("login", (sliding_window("5/minute"),))
-        gate.ask(Request("hit", "alice"))
-        await async_gate.ask(Request("hit", "alice"))
+        gate.decide(Request("hit", "alice"))
+        await async_gate.decide(Request("hit", "alice"))
         if asynchronously:
             await store.aclose()
         else:
             store.close()
             await _soon()
         with pytest.raises(StoreUnavailable, match="closed"):
-            gate.ask(Request("hit", "alice"))
+            gate.decide(Request("hit", "alice"))
         with pytest.raises(StoreUnavailable, match="closed"):
-            await async_gate.ask(Request("hit", "alice"))
+            await async_gate.decide(Request("hit", "alice"))
 
 
 async def _soon() -> None:

@@ -60,7 +60,7 @@ def hit(gate: AsyncGate, key: str, cost: int = 1) -> asyncio.Future[Any]:
 
 
 async def decision_of(gate: AsyncGate, request: Request) -> Decision:
-    return (await gate.ask(request))[0]
+    return (await gate.decide(request))[0]
 
 
 async def busy(gate: AsyncGate, server: GatedServer) -> asyncio.Future[Any]:
@@ -77,7 +77,7 @@ def calls_of(asked: Asked) -> list[str]:
 async def test_a_lone_call_leaves_at_once_and_alone(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
     for _ in range(3):
-        await gate.ask(Request("hit", "alice"))
+        await gate.decide(Request("hit", "alice"))
     assert server.paths == ["/v1/limiters/login/hit"] * 3
 
 
@@ -88,7 +88,7 @@ async def test_a_call_made_as_soon_as_the_one_before_is_answered_leaves_too(
     server.is_open.set()
     async with asyncio.timeout(30):
         for _ in range(20):
-            await gate.ask(Request("hit", "alice"))
+            await gate.decide(Request("hit", "alice"))
     assert len(server.asked) == 20
 
 
@@ -129,12 +129,12 @@ async def test_all_operations_but_a_reset_may_share_a_batch(gate: AsyncGate, ser
     waiting = [
         asyncio.ensure_future(operation)
         for operation in (
-            gate.ask(Request("hit", "a")),
-            gate.ask(Request("peek", "b")),
-            gate.ask(Request("record", "c")),
-            gate.ask(Request("hold", "d")),
+            gate.decide(Request("hit", "a")),
+            gate.decide(Request("peek", "b")),
+            gate.decide(Request("record", "c")),
+            gate.decide(Request("hold", "d")),
             gate.reset("e"),
-            gate.ask(Request("hit", "f")),
+            gate.decide(Request("hit", "f")),
         )
     ]
     await asyncio.sleep(0)
@@ -219,7 +219,7 @@ async def test_a_cancelled_caller_leaves_the_others_of_its_batch_alone(
 
 
 async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, server: GatedServer) -> None:
-    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
+    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
     await server.until_asked(1)
     holding.cancel()
     await asyncio.sleep(0)
@@ -235,12 +235,12 @@ async def test_whenever_its_caller_is_cancelled_a_hold_is_somebodys(
 ) -> None:
     """Either the caller has it, or it is released, or it was never asked for."""
     server.is_open.set()
-    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
+    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
     for _ in range(steps):
         await asyncio.sleep(0)
     holding.cancel()
     await asyncio.wait([holding])
-    await gate.ask(Request("hit", "bob"))  # whatever was to leave has left by then
+    await gate.decide(Request("hit", "bob"))  # whatever was to leave has left by then
     taken = server.paths.count("/v1/limiters/login/hold")
     released = server.paths.count("/v1/holds/id-alice/settle")
     assert taken == released + (not holding.cancelled())
@@ -249,19 +249,19 @@ async def test_whenever_its_caller_is_cancelled_a_hold_is_somebodys(
 async def test_a_cancelled_hold_that_was_refused_releases_nothing(
     gate: AsyncGate, server: GatedServer
 ) -> None:
-    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
+    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
     await server.until_asked(1)
     holding.cancel()
     server.answer = lambda asked: problem(503, "down") if "hold" in asked.path else usual_reply(asked)
     server.is_open.set()
-    await gate.ask(Request("hit", "alice"))
+    await gate.decide(Request("hit", "alice"))
     assert server.paths == ["/v1/limiters/login/hold", "/v1/limiters/login/hit"]
 
 
 async def test_a_cancelled_hold_of_a_store_that_closes_harms_nobody_else(server: GatedServer) -> None:
     store = ServerStore("http://x", transport=server.transport, deadline=30)
     gate = store.bind_async("login", RULES)
-    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
+    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
     neighbour = hit(gate, "bob")
     await server.until_asked(1)
     holding.cancel()
@@ -278,13 +278,13 @@ async def test_what_was_used_or_given_back_is_told_to_the_end(
     gate: AsyncGate, server: GatedServer, operation: str
 ) -> None:
     server.is_open.set()
-    _, receipts = await gate.ask(Request("hold", "alice", 3))
+    _, receipts = await gate.decide(Request("hold", "alice", 3))
     assert receipts is not None
     server.is_open.clear()
     server.asked.clear()
     first = await busy(gate, server)
     calls = {
-        "record": lambda: gate.ask(Request("record", "alice")),
+        "record": lambda: gate.decide(Request("record", "alice")),
         "refund": lambda: gate.refund(receipts, 1, None),
         "reset": lambda: gate.reset("alice"),
     }
@@ -303,7 +303,7 @@ async def test_what_was_used_or_given_back_is_told_to_the_end(
 
 async def test_of_a_lost_batch_only_what_may_be_repeated_is(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
-    _, receipts = await gate.ask(Request("hold", "alice", 3))
+    _, receipts = await gate.decide(Request("hold", "alice", 3))
     assert receipts is not None
     server.asked.clear()
 

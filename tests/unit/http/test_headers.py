@@ -278,7 +278,7 @@ def test_policies_of_all_are_listed_under_different_names() -> None:
     both = [asked(Limiter("100/minute")), asked(Limiter("5/minute"))]
     fields = dict(encoded(all_fields(both)))
     policies, left = parsed(fields[b"ratelimit-policy"]), parsed(fields[b"ratelimit"])
-    assert [name for name, _ in policies] == ["sliding_window/1m", "sliding_window/1m (2)"]
+    assert [name for name, _ in policies] == ["per-minute", "per-minute-2"]
     assert [name for name, _ in left] == [name for name, _ in policies]
     assert [policy["q"] for _, policy in policies] == [100, 5]
 
@@ -288,10 +288,10 @@ def test_rules_that_are_not_known_have_names_of_their_own_and_no_policy() -> Non
     writer, decision, tier, now = asked(Limiter("5/minute"))
     unknown = Writer(()), decision, tier, now
     fields = dict(all_fields([(writer, decision, tier, now), unknown]))
-    assert fields["RateLimit-Policy"] == '"sliding_window/1m";q=5;w=60'
+    assert fields["RateLimit-Policy"] == '"per-minute";q=5;w=60'
     assert [name for name, _ in parsed(fields["RateLimit"].encode())] == [
-        "sliding_window/1m",
-        "sliding_window/1m (2)",
+        "per-minute",
+        "per-minute-2",
     ]
     for alone in ([unknown], [unknown, unknown]):
         assert "RateLimit-Policy" not in dict(all_fields(alone))

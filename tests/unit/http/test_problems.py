@@ -36,7 +36,7 @@ def test_a_refusal_is_the_registered_problem() -> None:
     assert answer.status == body["status"] == 429
     assert dict(answer.fields)[b"content-type"] == b"application/problem+json"
     assert body["type"] == QUOTA_EXCEEDED
-    assert body["violated-policies"] == ["sliding_window/1m", "sliding_window/1s"]
+    assert body["violated-policies"] == ["per-minute", "per-second"]
     assert body["detail"] == f"Too many requests. Try again in {body['retry_after']} s."
     assert body["retry_after"] in (60, 61)
 

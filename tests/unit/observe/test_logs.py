@@ -33,7 +33,7 @@ def test_a_refusal_is_one_structured_line(caplog: pytest.LogCaptureFixture, line
     refused = limiter.hit("alice", tier="pro")
     [line] = lines()
     assert line == (
-        "WARNING refused limiter=login key=alice cost=1 tier=pro rule=sliding_window/1m remaining=0 "
+        "WARNING refused limiter=login key=alice cost=1 tier=pro rule=per-minute remaining=0 "
         f"retry_after={refused.retry_after} swallowed=0"
     )
     record = vars(caplog.records[0])
@@ -47,7 +47,7 @@ def test_admissions_are_at_debug_and_checks_nowhere(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.DEBUG, NAME)
     limiter.hit("alice")
     limiter.check("alice")
-    assert lines() == ["DEBUG admitted limiter=- key=- cost=1 tier=- rule=sliding_window/1m remaining=0"]
+    assert lines() == ["DEBUG admitted limiter=- key=- cost=1 tier=- rule=per-minute remaining=0"]
 
 
 def test_a_flood_is_swallowed_and_counted(lines: Lines) -> None:

@@ -54,7 +54,7 @@ def test_decisions_are_counted() -> None:
     hold = limiter.hold("ada")
     limiter.hit("ada")
     found = telemetry.metrics()
-    rule = {"limiter": "login", "rule": "sliding_window/1m", "degraded": False}
+    rule = {"limiter": "login", "rule": "per-minute", "degraded": False}
     assert found["headgate.decisions"] == [
         ({**rule, "outcome": "admitted"}, 2),
         ({**rule, "outcome": "refused"}, 1),
@@ -91,7 +91,7 @@ def test_failures_are_counted() -> None:
             class Failing:
                 refund, reset = gate.refund, gate.reset
 
-                def ask(self, request: Any) -> Any:
+                def decide(self, request: Any) -> Any:
                     raise StoreUnavailable("gone")
 
             return Failing()
@@ -128,7 +128,7 @@ async def test_spans_belong_to_the_trace_of_the_caller() -> None:
         "operation": "hit",
         "cost": 1,
         "tier": "pro",
-        "rule": "sliding_window/1m",
+        "rule": "per-minute",
         "outcome": "refused",
         "degraded": False,
         "remaining": 0,

@@ -55,9 +55,9 @@ def test_decisions_by_limiter_rule_and_outcome(registry: CollectorRegistry) -> N
     hook.decided(Call("login", "hit", "a", 1, None), limiter.hit("bob").as_degraded(), 0.0)
     found = samples(registry)
     # labels in the order of their names: degraded, limiter, outcome, rule
-    assert found["headgate_decisions_total", "false", "login", "admitted", "sliding_window/1m"] == 3
-    assert found["headgate_decisions_total", "false", "login", "refused", "sliding_window/1m"] == 3
-    assert found["headgate_decisions_total", "true", "login", "admitted", "sliding_window/1m"] == 1
+    assert found["headgate_decisions_total", "false", "login", "admitted", "per-minute"] == 3
+    assert found["headgate_decisions_total", "false", "login", "refused", "per-minute"] == 3
+    assert found["headgate_decisions_total", "true", "login", "admitted", "per-minute"] == 1
 
 
 def test_no_key_becomes_a_label(registry: CollectorRegistry) -> None:
@@ -186,7 +186,7 @@ def test_one_hook_serves_several_limiters(registry: CollectorRegistry) -> None:
         Limiter("5/minute", name=name, store=MemoryStore(), hooks=[hook]).hit("a")
     found = samples(registry)
     for name in ("first", "second"):
-        assert found["headgate_decisions_total", "false", name, "admitted", "sliding_window/1m"] == 1
+        assert found["headgate_decisions_total", "false", name, "admitted", "per-minute"] == 1
 
 
 @pytest.mark.parametrize("hook", [PrometheusHook, ShadowHook])
@@ -251,4 +251,4 @@ def test_a_shadow_rule_whose_store_is_down_has_failed(registry: CollectorRegistr
     hook = ShadowHook(registry)
     decision = Limiter("5/minute").hit("a").as_degraded()
     hook.decided(Call("api", "hit", "a", 1, None), decision, 0.0)
-    assert samples(registry) == {("headgate_shadow_decisions_total", "api", "failed", "sliding_window/1m"): 1}
+    assert samples(registry) == {("headgate_shadow_decisions_total", "api", "failed", "per-minute"): 1}

@@ -37,13 +37,13 @@ def fallback(policy: OnStoreError, *rules: Rule) -> FallbackLimiter:
 
 
 def hit(it: FallbackLimiter, cost: int = 1, *, key: Any = "alice", tier: str | None = None) -> Decision:
-    return ask(it, "hit", cost, key=key, tier=tier)[0]
+    return decide(it, "hit", cost, key=key, tier=tier)[0]
 
 
-def ask(
+def decide(
     it: FallbackLimiter, operation: Operation, cost: int = 1, *, key: Any = "alice", tier: str | None = None
 ) -> Answer:
-    return it.ask(Request(operation, key, cost, tier), ERROR)
+    return it.decide(Request(operation, key, cost, tier), ERROR)
 
 
 def test_open_admits_as_if_nothing_had_been_counted() -> None:
@@ -75,7 +75,7 @@ def test_raise_raises() -> None:
     it = fallback("raise")
     for operation in get_args(Operation):
         with pytest.raises(StoreUnavailable, match="gone"):
-            ask(it, operation)
+            decide(it, operation)
     with pytest.raises(StoreUnavailable):
         it.raise_if_asked(ERROR)
 
@@ -97,22 +97,22 @@ def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
     with pytest.raises(ConfigError):
         hit(it, key={"user": "alice"})
     with pytest.raises(ConfigError):
-        ask(it, "record", key=None)
+        decide(it, "record", key=None)
     with pytest.raises(ConfigError):
-        ask(it, "record", -1)
+        decide(it, "record", -1)
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
 def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) -> None:
     it = fallback(policy)
-    decision, receipts = ask(it, "hold")
+    decision, receipts = decide(it, "hold")
     assert decision.allowed is (policy == "open")
     assert receipts is None
-    assert ask(it, "record") == (UNLIMITED.as_degraded(), None)
+    assert decide(it, "record") == (UNLIMITED.as_degraded(), None)
     assert it.health.degraded == 2
     it.raise_if_asked(ERROR)
     it.reset("alice")
-    assert ask(it, "peek")[0].allowed is (policy == "open")
+    assert decide(it, "peek")[0].allowed is (policy == "open")
 
 
 # --- Limiting in memory ----------------------------------------------------------------------------------------------
@@ -144,20 +144,20 @@ def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
 
 def test_local_takes_holds_and_gives_them_back() -> None:
     it = fallback(local(0.5), sliding_window("8/minute"))
-    decision, receipts = ask(it, "hold", 3)
+    decision, receipts = decide(it, "hold", 3)
     assert decision.allowed
     assert receipts is not None
-    assert ask(it, "peek")[0].remaining == 0
+    assert decide(it, "peek")[0].remaining == 0
     assert it.refund(receipts, 2, None)
-    assert ask(it, "peek")[0].remaining == 2
-    refused, nothing = ask(it, "hold", 4)
+    assert decide(it, "peek")[0].remaining == 2
+    refused, nothing = decide(it, "hold", 4)
     assert not refused
     assert nothing is None
 
 
 def test_local_records_and_resets() -> None:
     it = fallback(local(0.5), sliding_window("8/minute"))
-    assert ask(it, "record", 7) == (UNLIMITED.as_degraded(), None)
+    assert decide(it, "record", 7) == (UNLIMITED.as_degraded(), None)
     assert not hit(it)
     it.reset("alice")
     assert hit(it)
@@ -170,7 +170,7 @@ def test_receipts_of_the_store_are_the_stores_business() -> None:
 
 
 def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
-    _, receipts = ask(fallback(local(1.0)), "hold")
+    _, receipts = decide(fallback(local(1.0)), "hold")
     assert receipts is not None
     assert fallback("open").refund(receipts, 1, None)
 
@@ -208,7 +208,7 @@ def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, sha
         return
     it = FallbackLimiter("limiter", (rule,), local(share), Breaker("store"))
     assert it._local is not None
-    decision = it._local.ask(Request("peek", "alice", 0))[0]
+    decision = it._local.decide(Request("peek", "alice", 0))[0]
     assert decision.limit is not None
     assert decision.limit <= (quota.limit if quota.burst is None else quota.burst) * share + 1e-3
 
@@ -222,26 +222,26 @@ OVERLOAD = StoreOverloaded("it was not sent")
 @pytest.mark.parametrize("policy", ["open", "closed", "raise", local(1.0)])
 def test_overload_is_refused_for_a_moment_whatever_the_failure_policy(policy: OnStoreError) -> None:
     it = fallback(policy)
-    decision, receipts = it.ask(Request("hold", "alice", 1), OVERLOAD)
+    decision, receipts = it.decide(Request("hold", "alice", 1), OVERLOAD)
     assert not decision
     assert decision.degraded
     assert decision.retry_after == 0.1
     assert receipts is None
     assert it.health.degraded == 1
-    assert it.ask(Request("hit", "alice", 0), OVERLOAD)[0].allowed
+    assert it.decide(Request("hit", "alice", 0), OVERLOAD)[0].allowed
     with pytest.raises(CostTooHigh):
-        it.ask(Request("hit", "alice", 9), OVERLOAD)
+        it.decide(Request("hit", "alice", 9), OVERLOAD)
 
 
 def test_overload_of_a_limiter_whose_rules_its_server_has_is_refused_too() -> None:
     it = FallbackLimiter("limiter", (), "open", Breaker("store"))
-    assert not it.ask(Request("hit", "alice"), OVERLOAD)[0]
+    assert not it.decide(Request("hit", "alice"), OVERLOAD)[0]
 
 
 def test_overload_may_be_answered_by_the_failure_policy() -> None:
     def answer(policy: OnStoreError, on_overload: OnOverload) -> Decision:
         it = FallbackLimiter("limiter", (sliding_window("8/minute"),), policy, Breaker("store"), on_overload)
-        return it.ask(Request("hit", "alice"), OVERLOAD)[0]
+        return it.decide(Request("hit", "alice"), OVERLOAD)[0]
 
     assert answer("open", "policy").allowed
     assert answer(local(), "policy").remaining == 1
@@ -253,10 +253,10 @@ def test_overload_may_be_answered_by_the_failure_policy() -> None:
 def test_units_that_were_used_cannot_be_refused() -> None:
     """What overload kept from being recorded is treated as in an outage: counted here, or raised, or lost."""
     it = fallback(local(0.5), sliding_window("8/minute"))
-    it.ask(Request("record", "alice", 4), OVERLOAD)
+    it.decide(Request("record", "alice", 4), OVERLOAD)
     assert not hit(it)
     with pytest.raises(StoreOverloaded):
-        fallback("raise").ask(Request("record", "alice", 4), OVERLOAD)
+        fallback("raise").decide(Request("record", "alice", 4), OVERLOAD)
 
 
 def test_a_store_that_never_fails_is_always_well() -> None:

@@ -107,9 +107,9 @@ class FlakyGate:
         self.gate = gate
         self.deadline = deadline
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         self.store.check(request.operation, self.deadline)
-        return self.gate.ask(request)
+        return self.gate.decide(request)
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         self.store.check("refund", self.deadline)
@@ -123,9 +123,9 @@ class FlakyGate:
 class AsyncFlakyGate(ImmediateGate):
     """The same, with something to wait for."""
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         await asyncio.sleep(0)
-        return await super().ask(request)
+        return await super().decide(request)
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         await asyncio.sleep(0)

@@ -669,7 +669,7 @@ async def test_the_log_says_what_changed(
     lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
     assert lines == [
         (
-            f"{author.path} is in force: login: sliding_window/1m 5/minute -> 7/minute, old removed, "
+            f"{author.path} is in force: login: per-minute 5/minute -> 7/minute, old removed, "
             "shadow candidate 2/day added, store, default_tier; new is new; gone is gone; "
             "server: port (after a restart), top_keys"
         )

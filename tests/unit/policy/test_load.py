@@ -60,8 +60,8 @@ def test_the_smallest_file() -> None:
 def test_everything_that_can_be_written() -> None:
     policy = parse_policy(FULL)
     assert [rule.name for rule in policy.limiters["login"].rules] == [
-        "sliding_window/1m",
-        "sliding_window/1h",
+        "per-minute",
+        "per-hour",
     ]
     assert policy.limiters["login"].store == "sqlite:///limits.db"
     api = policy.limiters["api"]
@@ -181,7 +181,7 @@ rules = [
 ]
 [[limiters.model.overrides]]
 key = "alice"
-rules = { "in flight" = 7, "calendar/month/tokens" = "8/month" }
+rules = { "in flight" = 7, "calendar-month-tokens" = "8/month" }
 """
 
 
@@ -373,13 +373,13 @@ def test_a_policy_in_plain_words() -> None:
     """)
     assert explain(parse_policy(text)).split("\n") == [
         "login: counted in redis://***@host:6379/0",
-        "  - at most 5 in any minute for each key  [sliding_window/1m]",
-        "  - at most 20 in any hour for each key  [sliding_window/1h]",
+        "  - at most 5 in any minute for each key  [per-minute]",
+        "  - at most 20 in any hour for each key  [per-hour]",
         "  All of these are decided together: either every one is charged, or none.",
         "  If the store cannot be asked: everything is admitted.",
         "",
         "api: counted in memory://",
-        "  - a steady 10 per second, up to 20 at once for each key  [token_bucket/1s]",
+        "  - a steady 10 per second, up to 20 at once for each key  [per-second]",
         "  - at most 100 in any hour for each key; tier 'pro': at most 1,000 in any hour  [hourly]",
         "  All of these are decided together: either every one is charged, or none.",
         "  - only watched, refuses nothing: at most 50 in any hour for each key  [candidate]",
@@ -391,9 +391,9 @@ def test_a_policy_in_plain_words() -> None:
         "  - nothing at all for each key  [closed]",
         (
             "  - 3 per 90 seconds for each key"
-            " (in windows by the clock, so up to twice as many around an edge)  [fixed_window/90s]"
+            " (in windows by the clock, so up to twice as many around an edge)  [per-90-seconds]"
         ),
-        "  - at most 2 in any millisecond for everybody together (exact to the microsecond)  [sliding_log/1ms/*]",
+        "  - at most 2 in any millisecond for everybody together (exact to the microsecond)  [per-millisecond-shared]",
         "  All of these are decided together: either every one is charged, or none.",
         "  If the store cannot be asked: everything is refused.",
     ]

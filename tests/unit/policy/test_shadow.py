@@ -74,7 +74,7 @@ async def test_they_refuse_nothing_and_each_counts_for_itself(follow: Follow) ->
 async def test_a_decision_is_that_of_the_live_rules(follow: Follow) -> None:
     limiter = follow(API)["api"]
     decision = await done(limiter.hit("ada"))
-    assert [result.name for result in decision.results] == ["sliding_window/1m"]
+    assert [result.name for result in decision.results] == ["per-minute"]
     assert (decision.limit, decision.remaining) == (4, 3)
 
 
@@ -204,7 +204,7 @@ async def test_shadow_hooks_hear_of_decisions_and_the_others_do_not(follow: Foll
         for rule, allowed in (("tight", allowed_tight), ("loose", True))
     ] + [("decided", "api", "loose", True)]
     assert [heard for heard in shadow_hook.heard if heard[0] != "decided"] == [("failed", "api", CostTooHigh)]
-    assert {heard[2] for heard in live_hook.heard if heard[0] == "decided"} == {"sliding_window/1m"}
+    assert {heard[2] for heard in live_hook.heard if heard[0] == "decided"} == {"per-minute"}
 
 
 async def test_a_limiter_may_have_nothing_but_shadow_rules(follow: Follow) -> None:
@@ -331,7 +331,7 @@ async def test_a_hold_that_is_cancelled_while_a_shadow_is_asked_is_given_back(au
     asked = asyncio.Event()
 
     class Stuck:
-        async def ask(self, _: object) -> Any:
+        async def decide(self, _: object) -> Any:
             asked.set()
             await asyncio.Event().wait()
 

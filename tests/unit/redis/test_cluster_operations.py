@@ -68,7 +68,7 @@ def run(encoded: EncodedRequest[T], server: FakeServer) -> T:
         return result
 
 
-def ask(
+def decide(
     these: ClusterOperations,
     operation: Literal["hit", "peek", "hold", "record", "renew"],
     key: Any,
@@ -77,7 +77,7 @@ def ask(
     now: int | None = None,
     replaces: Receipts | None = None,
 ) -> Answer:
-    return run(these.ask(Request(operation, key, cost, None, now, None, replaces)), server)
+    return run(these.decide(Request(operation, key, cost, None, now, None, replaces)), server)
 
 
 def cluster(*rules: Rule, tag: Any = "key", clock: Any = None) -> ClusterOperations:
@@ -91,7 +91,7 @@ def operations(server: FakeServer) -> list[tuple[Operation, int]]:
 
 def test_slots_differ_or_these_tests_test_nothing() -> None:
     server = FakeServer()
-    ask(cluster(), "hit", WHO, 1, server)
+    decide(cluster(), "hit", WHO, 1, server)
     assert len({slot_of(request) for request in server.requests}) == 4
 
 
@@ -105,11 +105,11 @@ def test_slots_differ_or_these_tests_test_nothing() -> None:
 )
 def test_one_slot_is_one_request(these: ClusterOperations, key: Any) -> None:
     server = FakeServer()
-    ask(these, "hit", key, 1, server)
-    ask(these, "peek", key, 1, server)
-    _, receipts = ask(these, "hold", key, 1, server)
+    decide(these, "hit", key, 1, server)
+    decide(these, "peek", key, 1, server)
+    _, receipts = decide(these, "hold", key, 1, server)
     assert receipts is not None
-    ask(these, "record", key, 1, server)
+    decide(these, "record", key, 1, server)
     run(these.refund(receipts, 1, None), server)
     run(these.reset(key), server)
     asked = [operation.name for operation, _ in operations(server)]
@@ -123,23 +123,23 @@ def test_without_a_cluster_every_operation_is_one_call() -> None:
     def call(encoded: EncodedRequest[T]) -> T:
         return encoded[1](server.call(encoded[0]))
 
-    call(these.ask(Request("hit", WHO)))
-    call(these.ask(Request("peek", WHO)))
-    receipts = call(these.ask(Request("hold", WHO)))[1]
+    call(these.decide(Request("hit", WHO)))
+    call(these.decide(Request("peek", WHO)))
+    receipts = call(these.decide(Request("hold", WHO)))[1]
     assert receipts is not None
-    assert call(these.ask(Request("record", WHO))) == RECORDED
+    assert call(these.decide(Request("record", WHO))) == RECORDED
     call(these.refund(receipts, 1, None))
     call(these.reset(WHO))
     asked = [operation.name for operation, _ in operations(server)]
     assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
     assert these.refund(receipts, 0, None)[0] is None
-    request, decode = these.ask(Request("record", WHO, 0))
+    request, decode = these.decide(Request("record", WHO, 0))
     assert (request, decode(None)) == (None, RECORDED)
 
 
 def test_token_buckets_are_charged_last() -> None:
     server = FakeServer()
-    decision, receipts = ask(cluster(), "hit", WHO, 1, server)
+    decision, receipts = decide(cluster(), "hit", WHO, 1, server)
     assert decision
     assert receipts is None
     assert operations(server) == [(Operation.HOLD, 1)] * 4
@@ -149,9 +149,9 @@ def test_token_buckets_are_charged_last() -> None:
 def test_a_refusal_gives_everything_back() -> None:
     server = FakeServer()
     for _ in range(3):
-        assert ask(cluster(), "hit", WHO, 1, server)[0]
+        assert decide(cluster(), "hit", WHO, 1, server)[0]
     before = dict(server.states)
-    decision = ask(cluster(), "hit", WHO, 1, server)[0]
+    decision = decide(cluster(), "hit", WHO, 1, server)[0]
     assert decision.denied_by == "user"
     assert server.states == before
 
@@ -160,7 +160,7 @@ def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
     server = FakeServer()
     server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
     with pytest.raises(StoreUnavailable):
-        ask(cluster(), "hit", WHO, 1, server)
+        decide(cluster(), "hit", WHO, 1, server)
     assert server.states == {}
 
 
@@ -175,29 +175,29 @@ def test_what_cannot_be_given_back_stays_counted() -> None:
 
     server = DyingServer()
     with pytest.raises(StoreUnavailable, match=str(slot_of(ScriptCall((BUCKET_KEY,), b"")))):
-        ask(cluster(), "hit", WHO, 1, server)
+        decide(cluster(), "hit", WHO, 1, server)
     assert set(server.states) == set(server.requests[0].keys)
 
 
 def test_recording_beyond_what_can_be_counted_is_refused() -> None:
     server = FakeServer()
     with pytest.raises(CostTooHigh, match="team"):
-        ask(cluster(), "record", WHO, MAX_UNITS, server)
+        decide(cluster(), "record", WHO, MAX_UNITS, server)
 
 
 def test_recording_nothing_asks_nothing() -> None:
     server = FakeServer()
-    ask(cluster(), "record", WHO, 0, server)
+    decide(cluster(), "record", WHO, 0, server)
     assert server.requests == []
 
 
 def test_a_clock_of_the_stores_decides_if_no_time_is_given() -> None:
     clock, server = FakeClock(), FakeServer(now=0)
     these = cluster(sliding_log("1/minute"), clock=clock)
-    assert ask(these, "hit", "alice", 1, server)[0]
+    assert decide(these, "hit", "alice", 1, server)[0]
     clock.advance(59.999999)
-    assert not ask(these, "hit", "alice", 1, server)[0]
-    assert ask(these, "hit", "alice", 1, server, clock.now_us() + 1)[0]
+    assert not decide(these, "hit", "alice", 1, server)[0]
+    assert decide(these, "hit", "alice", 1, server, clock.now_us() + 1)[0]
 
 
 # --- Units, places and moves -----------------------------------------------------------------------------------------
@@ -211,15 +211,15 @@ PLACES = (
 
 
 def left(these: ClusterOperations, key: Any, server: FakeServer) -> list[int]:
-    return [result.remaining for result in ask(these, "peek", key, 0, server)[0].results]
+    return [result.remaining for result in decide(these, "peek", key, 0, server)[0].results]
 
 
 def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusal() -> None:
     server, these = FakeServer(), cluster(*PLACES)
-    _, receipts = ask(these, "hold", MEMBER, (1, 80, 3), server)
+    _, receipts = decide(these, "hold", MEMBER, (1, 80, 3), server)
     assert left(these, MEMBER, server) == [1, 20, 47]
     before = dict(server.states)
-    decision, nothing = ask(these, "hold", MEMBER, (1, 30, 3), server)
+    decision, nothing = decide(these, "hold", MEMBER, (1, 30, 3), server)
     assert (decision.denied_by, nothing, server.states) == ("tokens", None, before)
     assert receipts is not None
     run(these.refund(receipts, (1, 50, 0), None), server)
@@ -228,12 +228,12 @@ def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusa
 
 def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
     server, these = FakeServer(), cluster(*PLACES)
-    decision, receipts = ask(these, "hold", MEMBER, (0, 7, 0), server)
+    decision, receipts = decide(these, "hold", MEMBER, (0, 7, 0), server)
     assert decision.allowed
     assert receipts is not None
     assert [bool(receipt) for _, receipt in receipts] == [False, True, False]
     assert len(server.states) == 1
-    ask(these, "record", MEMBER, (0, 0, 4), server)
+    decide(these, "record", MEMBER, (0, 0, 4), server)
     assert left(these, MEMBER, server) == [2, 93, 46]
     server.requests.clear()
     run(these.refund(receipts, 7, None), server)
@@ -249,11 +249,11 @@ def test_nothing_to_give_back_asks_nothing() -> None:
 
 def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
     server, these = FakeServer(), cluster(*PLACES)
-    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    _, receipts = decide(these, "hold", MEMBER, 1, server)
     assert receipts is not None
     server.now += 59_999_999
     old = (receipts[0], *((key, ()) for key, _ in receipts[1:]))
-    decision, new = ask(these, "renew", MEMBER, (1, 0, 0), server, replaces=old)
+    decision, new = decide(these, "renew", MEMBER, (1, 0, 0), server, replaces=old)
     assert (decision.allowed, new) == (True, None)
     server.now += 59_999_999
     assert left(these, MEMBER, server)[0] == 1
@@ -263,18 +263,18 @@ def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
 
 def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
     server, these = FakeServer(), cluster(*PLACES)
-    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    _, receipts = decide(these, "hold", MEMBER, 1, server)
     before = dict(server.states)
     with pytest.raises(ConfigError, match='hash_tag="limiter"'):
-        ask(these, "hold", MEMBER, (0, 1, 1), server, replaces=receipts)
+        decide(these, "hold", MEMBER, (0, 1, 1), server, replaces=receipts)
     assert server.states == before
 
 
 def test_a_limiter_in_one_slot_moves_all_of_a_hold() -> None:
     server, these = FakeServer(), cluster(*PLACES, tag="limiter")
-    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    _, receipts = decide(these, "hold", MEMBER, 1, server)
     server.requests.clear()
-    decision, _ = ask(these, "hold", MEMBER, (0, 5, 1), server, replaces=receipts)
+    decision, _ = decide(these, "hold", MEMBER, (0, 5, 1), server, replaces=receipts)
     assert decision.allowed
     assert operations(server) == [(Operation.HOLD, 3)]
     assert left(these, MEMBER, server) == [2, 95, 49]
@@ -303,11 +303,11 @@ def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, s
         clock.advance_us(pause)
         who = {**WHO, "user": user}
         if operation == "hit":
-            assert ask(these, "hit", who, cost, server)[0] == memory.hit(who, cost)
+            assert decide(these, "hit", who, cost, server)[0] == memory.hit(who, cost)
         elif operation == "check":
-            assert ask(these, "peek", who, cost, server)[0] == memory.check(who, cost)
+            assert decide(these, "peek", who, cost, server)[0] == memory.check(who, cost)
         elif operation == "hold":
-            decision, receipts = ask(these, "hold", who, cost, server)
+            decision, receipts = decide(these, "hold", who, cost, server)
             expected = memory.hold(who, cost)
             assert decision == expected.decision
             if receipts is not None:
@@ -318,7 +318,7 @@ def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, s
             if cost < held:
                 run(these.refund(receipts, held - cost, None), server)
         elif operation == "record":
-            ask(these, "record", who, cost, server)
+            decide(these, "record", who, cost, server)
             memory.record(who, cost)
         elif operation == "reset":
             run(these.reset(who), server)

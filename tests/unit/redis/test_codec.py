@@ -55,7 +55,7 @@ def plan_of(*rules: Rule, tier: str | None = None) -> RedisPlan:
 
 def test_a_request_says_what_to_do_when_how_much_and_by_which_rules() -> None:
     keys = (b"a", b"b", b"c")
-    request = plan_of(*RULES).ask(Operation.HOLD, keys, 3, 1_700_000_000_000_001)
+    request = plan_of(*RULES).decide(Operation.HOLD, keys, 3, 1_700_000_000_000_001)
     assert request.keys == keys
     operation, size, now, cost, birth = struct.unpack_from("<BHddd", request.body)
     assert (operation, size, now, cost) == (3, 3, 1_700_000_000_000_001, 3)
@@ -70,22 +70,22 @@ def test_a_request_says_what_to_do_when_how_much_and_by_which_rules() -> None:
 
 
 def test_without_a_time_the_servers_clock_decides() -> None:
-    request = plan_of(RULES[0]).ask(Operation.HIT, ALICE, 1, None)
+    request = plan_of(RULES[0]).decide(Operation.HIT, ALICE, 1, None)
     assert struct.unpack_from("<BHddd", request.body)[2] < 0
-    at_the_epoch = plan_of(RULES[0]).ask(Operation.HIT, ALICE, 1, 0)
+    at_the_epoch = plan_of(RULES[0]).decide(Operation.HIT, ALICE, 1, 0)
     assert struct.unpack_from("<BHddd", at_the_epoch.body)[2] == 0
 
 
 @given(st.integers(0, MAX_UNITS), st.integers(0, MAX_UNITS))
 def test_numbers_travel_exactly(cost: int, now: int) -> None:
-    body = plan_of(RULES[0]).ask(Operation.RECORD, ALICE, cost, now).body
+    body = plan_of(RULES[0]).decide(Operation.RECORD, ALICE, cost, now).body
     _, _, sent_now, sent_cost, _ = struct.unpack_from("<BHddd", body)
     assert (int(sent_now), int(sent_cost)) == (now, cost)
 
 
 def test_every_request_has_a_birth_of_its_own() -> None:
     plan = plan_of(RULES[0])
-    bodies = {plan.ask(Operation.HIT, ALICE, 1, 0).body for _ in range(100)}
+    bodies = {plan.decide(Operation.HIT, ALICE, 1, 0).body for _ in range(100)}
     assert len(bodies) == 100
 
 
@@ -94,7 +94,9 @@ def test_tiers_have_their_own_shapes() -> None:
 
     def limit(tier: str | None, *quotas: Quota) -> float:
         plan = by_tier.of(tier, quotas or None)
-        shape: tuple[float, ...] = struct.unpack_from("<Bdddd", plan.ask(Operation.HIT, ALICE, 1, 0).body, 27)
+        shape: tuple[float, ...] = struct.unpack_from(
+            "<Bdddd", plan.decide(Operation.HIT, ALICE, 1, 0).body, 27
+        )
         return shape[1]
 
     assert (limit(None), limit("pro"), limit("unheard of")) == (6, 60, 6)
@@ -118,7 +120,7 @@ def own_of(body: bytes, place: int) -> tuple[float, ...]:
 
 def test_costs_of_their_own_follow_the_shapes_with_what_they_replace() -> None:
     old = ((b"a", (11, 12, 13)), (b"b", ()), (b"c", tuple(range(31, 40))))
-    body = plan_of(*RULES).ask(Operation.HOLD, (b"a", b"b", b"c"), (1, 0, 800), 5, old).body
+    body = plan_of(*RULES).decide(Operation.HOLD, (b"a", b"b", b"c"), (1, 0, 800), 5, old).body
     assert struct.unpack_from("<BHddd", body)[3] < 0
     places = 27 + 3 * 33, 27 + 3 * 33 + 9 + 24, 27 + 3 * 33 + 9 + 24 + 9
     assert [own_of(body, place) for place in places] == [(1, 11, 12, 13), (0,), (800, *range(31, 40))]
@@ -126,7 +128,7 @@ def test_costs_of_their_own_follow_the_shapes_with_what_they_replace() -> None:
 
 
 def test_costs_that_are_all_the_same_are_one_number() -> None:
-    body = plan_of(*RULES).ask(Operation.HIT, (b"a", b"b", b"c"), (4, 4, 4), 5).body
+    body = plan_of(*RULES).decide(Operation.HIT, (b"a", b"b", b"c"), (4, 4, 4), 5).body
     assert (struct.unpack_from("<BHddd", body)[3], len(body)) == (4, 27 + 3 * 33)
 
 
@@ -144,7 +146,7 @@ def test_a_calendar_sends_the_window_of_the_time_and_the_nearer_of_its_neighbour
 ) -> None:
     today = 19_000 * DAY
     now = today + round(hours * 3_600_000_000)
-    call = plan_of(calendar("5/day")).ask(Operation.HIT, ALICE, 1, now)
+    call = plan_of(calendar("5/day")).decide(Operation.HIT, ALICE, 1, now)
     assert windows(call) == tuple(today + DAY * (first + i) for i in range(3))
     assert call.body_at is None
 
@@ -152,7 +154,7 @@ def test_a_calendar_sends_the_window_of_the_time_and_the_nearer_of_its_neighbour
 def test_without_a_time_the_windows_are_those_of_this_machine_until_the_server_says_another_time() -> None:
     clock = FakeClock(19_000.25 * DAY / 1_000_000)
     plan = plans((calendar("5/day"), concurrent(3, lease="60s")), ServerTime(clock)).own
-    call = plan.ask(Operation.HOLD, (b"a", b"b"), (1, 0), None)
+    call = plan.decide(Operation.HOLD, (b"a", b"b"), (1, 0), None)
     assert windows(call) == (18_999 * DAY, 19_000 * DAY, 19_001 * DAY)
     assert call.after(ValueError("EDGESOME")) is None
 
@@ -164,11 +166,13 @@ def test_without_a_time_the_windows_are_those_of_this_machine_until_the_server_s
     assert again.after(ValueError(f"EDGES {server_now}")) is None  # it is asked again once
 
     clock.advance_us(DAY)
-    assert windows(plan.ask(Operation.HOLD, (b"a", b"b"), 1, None))[0] == 20_001 * DAY
+    assert windows(plan.decide(Operation.HOLD, (b"a", b"b"), 1, None))[0] == 20_001 * DAY
 
 
 def test_a_request_without_calendars_has_no_windows_to_ask_again_with() -> None:
-    call = plan_of(*RULES, concurrent(3, lease="60s")).ask(Operation.HIT, (b"a", b"b", b"c", b"d"), 1, None)
+    call = plan_of(*RULES, concurrent(3, lease="60s")).decide(
+        Operation.HIT, (b"a", b"b", b"c", b"d"), 1, None
+    )
     assert call.after(ValueError("EDGES 1")) is None
 
 
@@ -217,7 +221,7 @@ def test_one_rule_refuses() -> None:
     decision = plan_of(fixed_window("5/minute")).answer(packed(0, 0, 1, 2, 0))[0]
     assert not decision
     assert (decision.retry_after_us, decision.reset_after_us) == (1, 2)
-    assert decision.denied_by == "fixed_window/1m"
+    assert decision.denied_by == "per-minute"
 
 
 def test_a_bucket_replies_in_ticks() -> None:
@@ -251,7 +255,7 @@ def test_several_rules_reply_one_after_the_other() -> None:
         Verdict(True, 7, 7, None, 0),
     )
     decision, _ = plan.answer(reply)
-    assert decision.denied_by == "sliding_window/1m"
+    assert decision.denied_by == "per-minute"
     assert decision.verdicts == plan.verdicts(reply)
 
 
@@ -284,7 +288,7 @@ def test_what_could_not_be_recorded_is_said_in_units() -> None:
     plan.recorded(5, 0)
     with pytest.raises(CostTooHigh) as window:
         plan.recorded(5, [2, MAX_UNITS - 3])
-    assert (window.value.cost, window.value.capacity, window.value.rule) == (5, 3, "sliding_window/1m")
+    assert (window.value.cost, window.value.capacity, window.value.rule) == (5, 3, "per-minute")
     with pytest.raises(CostTooHigh) as bucket:
         plan.recorded(5, [3, MAX_UNITS - 2 * 86_400_000 - 1])
     assert bucket.value.capacity == 2
@@ -295,7 +299,7 @@ def test_what_could_not_be_recorded_is_said_in_units() -> None:
 
 def test_parts_of_a_plan_keep_the_names_and_the_order() -> None:
     part = plan_of(*RULES).part([2, 0])
-    assert part.names == ("token_bucket/1d", "fixed_window/1m")
+    assert part.names == ("per-day", "per-minute")
     assert part.verdicts(packed(1, 7, None, 1, -1) + packed(1, 5, None, 1, 0))[0][-1] == 999
 
 

@@ -29,7 +29,7 @@ class PlainEncoder:
     def __init__(self) -> None:
         self.trouble: Exception | None = None
 
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         if request.cost == 0:
             return None, lambda _: (UNLIMITED, None)
         return f"{request.operation} {request.key!s}", self._read
@@ -73,17 +73,17 @@ def sent(peer: ScriptedPeer) -> list[Any]:
 async def test_every_operation_is_sent_once(
     gate: RemoteGate, async_gate: AsyncRemoteGate, peer: ScriptedPeer
 ) -> None:
-    gate.ask(Request("hit", "a"))
-    assert gate.ask(Request("hold", "a"))[1] == RECEIPTS
-    gate.ask(Request("record", "a", 0))  # which needs no asking
+    gate.decide(Request("hit", "a"))
+    assert gate.decide(Request("hold", "a"))[1] == RECEIPTS
+    gate.decide(Request("record", "a", 0))  # which needs no asking
     gate.refund(RECEIPTS, 1, None)
     gate.reset("a")
     expected = ["hit a", "hold a", "refund 1", "reset a"]
     assert sent(peer) == expected
     peer.batches.clear()
-    await async_gate.ask(Request("hit", "a"))
-    assert (await async_gate.ask(Request("hold", "a")))[1] == RECEIPTS
-    await async_gate.ask(Request("record", "a", 0))
+    await async_gate.decide(Request("hit", "a"))
+    assert (await async_gate.decide(Request("hold", "a")))[1] == RECEIPTS
+    await async_gate.decide(Request("record", "a", 0))
     await async_gate.refund(RECEIPTS, 1, None)
     await async_gate.reset("a")
     assert sent(peer) == expected
@@ -107,16 +107,16 @@ async def test_a_reply_that_cannot_be_read_is_an_error_of_ours(
 ) -> None:
     encoder.trouble = trouble
     with pytest.raises(expected):
-        gate.ask(Request("hit", "a"))
+        gate.decide(Request("hit", "a"))
     with pytest.raises(expected):
-        await async_gate.ask(Request("hit", "a"))
+        await async_gate.decide(Request("hit", "a"))
 
 
 async def test_a_hold_whose_task_is_cancelled_is_given_back(
     async_gate: AsyncRemoteGate, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
-    hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
+    hold = asyncio.ensure_future(async_gate.decide(Request("hold", "a", 3)))
     await peer.until_sent_async(1)
     hold.cancel()
     await asyncio.wait([hold])
@@ -130,7 +130,7 @@ async def test_a_cancelled_hold_that_took_nothing_gives_nothing_back(
     async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder, trouble: Exception
 ) -> None:
     peer.is_open = False
-    hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
+    hold = asyncio.ensure_future(async_gate.decide(Request("hold", "a", 3)))
     await peer.until_sent_async(1)
     hold.cancel()
     await asyncio.wait([hold])
@@ -144,7 +144,7 @@ async def test_a_hold_cancelled_with_a_reply_that_cannot_be_read_is_cancelled(
     async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder
 ) -> None:
     encoder.trouble = IndexError("tuple index out of range")
-    hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
+    hold = asyncio.ensure_future(async_gate.decide(Request("hold", "a", 3)))
     peer.answer = lambda requests: asyncio.get_running_loop().call_soon(hold.cancel) and list(requests)
     await asyncio.wait([hold])
     assert hold.cancelled()
@@ -153,7 +153,7 @@ async def test_a_hold_cancelled_with_a_reply_that_cannot_be_read_is_cancelled(
 def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(
     gate: RemoteGate, peer: ScriptedPeer
 ) -> None:
-    gate.ask(Request("hit", "warm"))
+    gate.decide(Request("hit", "warm"))
 
     def interrupt(seconds: float) -> bool:
         del peer.wires[0].wait  # type: ignore[method-assign]
@@ -162,10 +162,10 @@ def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(
     peer.wires[0].wait = interrupt  # type: ignore[method-assign]
     peer.is_open = False
     with pytest.raises(KeyboardInterrupt):
-        gate.ask(Request("hold", "a", 3))
+        gate.decide(Request("hold", "a", 3))
     peer.open()
-    gate.ask(Request("hit", "next"))
-    gate.ask(Request("hit", "last"))
+    gate.decide(Request("hit", "next"))
+    gate.decide(Request("hit", "last"))
     assert sorted(sent(peer)) == ["hit last", "hit next", "hit warm", "hold a", "refund 3"]
 
 
@@ -175,7 +175,7 @@ async def test_an_invalid_reply_to_a_cancelled_hold_harms_no_other_call(
     engine = AsyncEngine(peer, PATIENCE)
     gate = AsyncRemoteGate("scripted", encoder, engine, PATIENCE)
     peer.is_open = False
-    hold = asyncio.ensure_future(gate.ask(Request("hold", "a")))
+    hold = asyncio.ensure_future(gate.decide(Request("hold", "a")))
     other = asyncio.ensure_future(gate.reset("b"))
     await peer.until_sent_async(1)
     hold.cancel()

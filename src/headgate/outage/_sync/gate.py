@@ -119,7 +119,7 @@ class ResilientGate(Unpicklable):
         self._health = fallback.health
         self._circuit = Circuit(breaker_of(store), self._probe, is_tight=is_tight)
 
-    def ask(self, request: Request) -> Answer:
+    def decide(self, request: Request) -> Answer:
         """Ask the store, or the fallback if the store is down or fails."""
         if request.operation == "renew" and (renewed := self._fallback.renew(request)) is not None:
             return renewed
@@ -127,9 +127,9 @@ class ResilientGate(Unpicklable):
         local = request.replaces if self._fallback.has_taken(request.replaces) else None
         try:
             sent = request if local is None else request.replacing(None)
-            answer = self._circuit.call(charges, self._gate.ask, sent)
+            answer = self._circuit.call(charges, self._gate.decide, sent)
         except StoreError as error:
-            return self._fallback.ask(request, error)
+            return self._fallback.decide(request, error)
         if local is not None and answer[0].allowed:
             self._fallback.refund(local, MAX_UNITS, request.now)
         if charges and self._health.misconfiguration is not None:
@@ -177,6 +177,6 @@ class ResilientGate(Unpicklable):
             self._circuit.breaker.stop()
         lost = self._fallback.lost
         if lost is not None:
-            self._patient.ask(Request("peek", lost.key, 0, lost.tier, lost.now))
+            self._patient.decide(Request("peek", lost.key, 0, lost.tier, lost.now))
         self._ping()
         self._fallback.lost = None

@@ -20,19 +20,19 @@ class AsyncShadow(ShadowRule):
 
     _gate: AsyncGate
 
-    async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
+    async def decide(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
         """Decide by the rule, count the decision, and return the receipts of its units, if any.
 
         It never raises.
         """
         if request.operation == "record":
             with self.tally.reporting():
-                await self._gate.ask(self._own_request(request))
+                await self._gate.decide(self._own_request(request))
             return None
         call = self._call_of(request)
         try:
             with self._hooks.watch(call) as seconds:
-                decision, receipts = await self._gate.ask(self._own_request(request))
+                decision, receipts = await self._gate.decide(self._own_request(request))
         except Exception as error:  # noqa: BLE001  # a shadow rule must not affect calls
             self._count_failure(error)
             return None
@@ -44,7 +44,7 @@ class AsyncShadow(ShadowRule):
         own = own_part(request.replaces, self)
         if self.rule.kind == "concurrent" and own is not None and own[0][1]:
             with self.tally.reporting():
-                await self._gate.ask(self._own_request(request.replacing(own)))
+                await self._gate.decide(self._own_request(request.replacing(own)))
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back."""
@@ -62,8 +62,8 @@ class AsyncShadowedGate(ShadowedRules[AsyncShadow]):
 
     _live: AsyncGate
 
-    async def ask(self, request: Request) -> Answer:
-        decision, receipts = await self._live.ask(self._for_live(request))
+    async def decide(self, request: Request) -> Answer:
+        decision, receipts = await self._live.decide(self._for_live(request))
         if request.operation == "peek" or not self._shadows:
             return decision, receipts
         if request.operation == "renew":
@@ -72,11 +72,11 @@ class AsyncShadowedGate(ShadowedRules[AsyncShadow]):
             return decision, None
         if not decision.allowed:
             for shadow in self._candidates_for(request, decision):
-                await shadow.ask(as_hit(request), was_refused=True)
+                await shadow.decide(as_hit(request), was_refused=True)
             return decision, receipts
         try:
             taken = await self._all(
-                lambda shadow: shadow.ask(request.replacing(own_part(request.replaces, shadow)))
+                lambda shadow: shadow.decide(request.replacing(own_part(request.replaces, shadow)))
             )
         except BaseException:
             # Cancelled or interrupted: nobody will settle this hold. Units that replace a hold stay.
@@ -101,9 +101,9 @@ class AsyncShadowedGate(ShadowedRules[AsyncShadow]):
         await self._live.reset(self.without_foreign(key))
         await self._all(lambda shadow: shadow.reset(key))
 
-    async def _all(self, ask: Callable[[AsyncShadow], Awaitable[T]]) -> list[T]:
+    async def _all(self, decide: Callable[[AsyncShadow], Awaitable[T]]) -> list[T]:
         # begin async only
         if self._together:
-            return list(await asyncio.gather(*map(ask, self._shadows)))
+            return list(await asyncio.gather(*map(decide, self._shadows)))
         # end async only
-        return [await ask(shadow) for shadow in self._shadows]
+        return [await decide(shadow) for shadow in self._shadows]

@@ -20,19 +20,19 @@ class Shadow(ShadowRule):
 
     _gate: Gate
 
-    def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
+    def decide(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
         """Decide by the rule, count the decision, and return the receipts of its units, if any.
 
         It never raises.
         """
         if request.operation == "record":
             with self.tally.reporting():
-                self._gate.ask(self._own_request(request))
+                self._gate.decide(self._own_request(request))
             return None
         call = self._call_of(request)
         try:
             with self._hooks.watch(call) as seconds:
-                decision, receipts = self._gate.ask(self._own_request(request))
+                decision, receipts = self._gate.decide(self._own_request(request))
         except Exception as error:  # noqa: BLE001  # a shadow rule must not affect calls
             self._count_failure(error)
             return None
@@ -44,7 +44,7 @@ class Shadow(ShadowRule):
         own = own_part(request.replaces, self)
         if self.rule.kind == "concurrent" and own is not None and own[0][1]:
             with self.tally.reporting():
-                self._gate.ask(self._own_request(request.replacing(own)))
+                self._gate.decide(self._own_request(request.replacing(own)))
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back."""
@@ -62,8 +62,8 @@ class ShadowedGate(ShadowedRules[Shadow]):
 
     _live: Gate
 
-    def ask(self, request: Request) -> Answer:
-        decision, receipts = self._live.ask(self._for_live(request))
+    def decide(self, request: Request) -> Answer:
+        decision, receipts = self._live.decide(self._for_live(request))
         if request.operation == "peek" or not self._shadows:
             return decision, receipts
         if request.operation == "renew":
@@ -72,11 +72,11 @@ class ShadowedGate(ShadowedRules[Shadow]):
             return decision, None
         if not decision.allowed:
             for shadow in self._candidates_for(request, decision):
-                shadow.ask(as_hit(request), was_refused=True)
+                shadow.decide(as_hit(request), was_refused=True)
             return decision, receipts
         try:
             taken = self._all(
-                lambda shadow: shadow.ask(request.replacing(own_part(request.replaces, shadow)))
+                lambda shadow: shadow.decide(request.replacing(own_part(request.replaces, shadow)))
             )
         except BaseException:
             # Cancelled or interrupted: nobody will settle this hold. Units that replace a hold stay.
@@ -101,5 +101,5 @@ class ShadowedGate(ShadowedRules[Shadow]):
         self._live.reset(self.without_foreign(key))
         self._all(lambda shadow: shadow.reset(key))
 
-    def _all(self, ask: Callable[[Shadow], T]) -> list[T]:
-        return [ask(shadow) for shadow in self._shadows]
+    def _all(self, decide: Callable[[Shadow], T]) -> list[T]:
+        return [decide(shadow) for shadow in self._shadows]

@@ -126,7 +126,7 @@ class _KVGate:
         self._key = key_picker((rule,))
         self._format = _Counts(rule) if rule.kind == "fixed_window" else _Numbers(rule)
 
-    async def ask(self, request: Request) -> Answer:
+    async def decide(self, request: Request) -> Answer:
         if request.replaces is not None:
             raise ConfigError(
                 "a key-value store cannot move a hold in one step, so hold.confirm() is not possible"

@@ -42,7 +42,7 @@ class PostgresOperations:
         self._keys = storage_keys(namespace, limiter, rules)
         self._new_birth = Births()
 
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         """Encode a request; one with a cost of 0 is a peek.
 
         Raises:

@@ -107,8 +107,8 @@ class PostgresStore(RemoteStore):
         kept = await self._note(NoteCall(note_key(self.namespace, name), note_bytes(text), lasting))
         return note_text(kept)
 
-    async def noted(self, name: str) -> str | None:
-        """See `AsyncNotes.noted`."""
+    async def get_note(self, name: str) -> str | None:
+        """See `AsyncNotes.get_note`."""
         kept = await self._note(NoteCall(note_key(self.namespace, name)))
         return None if kept is None else note_text(kept)
 

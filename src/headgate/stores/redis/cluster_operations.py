@@ -69,7 +69,7 @@ class ClusterOperations:
         self._spreads = tag == "key" and len({rule.scope for rule in rules}) > 1
         self._send = send
 
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         return (self._decide(request) if self._spreads else self._decide_in_one_slot(request)), _same
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
@@ -79,7 +79,7 @@ class ClusterOperations:
         return self._reset(key), _same
 
     def _decide_in_one_slot(self, request: Request) -> Steps[Answer]:
-        call, decode = self._single.ask(request)
+        call, decode = self._single.decide(request)
         return decode(None if call is None else (yield from self._send(call)))
 
     def _decide(self, request: Request) -> Steps[Answer]:
@@ -99,7 +99,7 @@ class ClusterOperations:
     def _record(self, parts: Sequence[Part], now: int | None) -> Steps[Answer]:
         for part in parts:
             if any(part.costs):
-                reply = yield from self._send(part.plan.ask(Operation.RECORD, part.keys, part.costs, now))
+                reply = yield from self._send(part.plan.decide(Operation.RECORD, part.keys, part.costs, now))
                 part.plan.recorded(part.costs, reply)
         return RECORDED
 
@@ -109,7 +109,7 @@ class ClusterOperations:
         charged: list[tuple[Part, Receipts]] = []
         try:
             for part in parts:
-                reply = yield from self._send(part.plan.ask(Operation.HOLD, part.keys, part.costs, now))
+                reply = yield from self._send(part.plan.decide(Operation.HOLD, part.keys, part.costs, now))
                 found = part.plan.verdicts(reply)
                 verdicts.update(zip(part.indices, found, strict=True))
                 if not all(verdict[0] for verdict in found):
@@ -151,7 +151,7 @@ class ClusterOperations:
         charged: list[tuple[Part, Receipts]] = []
         for part in moved:
             old = tuple(replaces[i] for i in part.indices)
-            reply = yield from self._send(part.plan.ask(operation, part.keys, part.costs, now, old))
+            reply = yield from self._send(part.plan.decide(operation, part.keys, part.costs, now, old))
             verdicts.update(zip(part.indices, part.plan.verdicts(reply), strict=True))
             if receipts := part.plan.receipts(part.keys, reply, part.costs):
                 charged.append((part, receipts))
@@ -168,7 +168,7 @@ class ClusterOperations:
     def _look(self, parts: Sequence[Part], now: int | None, verdicts: dict[int, Fields]) -> Steps[None]:
         """Add the verdicts of rules without charging them; a refusal is not replaced."""
         for part in parts:
-            reply = yield from self._send(part.plan.ask(Operation.PEEK, part.keys, part.costs, now))
+            reply = yield from self._send(part.plan.decide(Operation.PEEK, part.keys, part.costs, now))
             for i, verdict in zip(part.indices, part.plan.verdicts(reply), strict=True):
                 if i not in verdicts or verdicts[i][0]:
                     verdicts[i] = verdict

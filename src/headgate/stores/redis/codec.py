@@ -78,7 +78,7 @@ def note(key: bytes, text: bytes, lasting_us: int) -> ScriptCall:
     return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, -(lasting_us // -1000), 0) + text)
 
 
-def noted(key: bytes) -> ScriptCall:
+def get_note(key: bytes) -> ScriptCall:
     """Return the call that reads a note."""
     return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, 0, 0))
 
@@ -167,7 +167,7 @@ class RedisPlan:
             self._time,
         )
 
-    def ask(
+    def decide(
         self,
         operation: Operation,
         keys: tuple[bytes, ...],

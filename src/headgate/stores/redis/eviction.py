@@ -19,13 +19,13 @@ logger = logging.getLogger("headgate")
 _INFO = [command(b"INFO", b"memory")]
 
 
-def ask(endpoint: RedisEndpoint, deadline: float) -> str | None:
+def read_policy(endpoint: RedisEndpoint, deadline: float) -> str | None:
     """Return the server's eviction policy; empty if it never evicts, `None` if unknown."""
     connection = endpoint.connection(deadline)
     try:
         connection.connect()
         connection.send_packed_command(_INFO, check_health=False)
-        return read(connection.read_response(disable_decoding=True))
+        return parse(connection.read_response(disable_decoding=True))
     except (RedisError, OSError) as error:
         _explain(endpoint, error)
         return None
@@ -33,14 +33,14 @@ def ask(endpoint: RedisEndpoint, deadline: float) -> str | None:
         connection.disconnect()
 
 
-async def ask_async(endpoint: RedisEndpoint, deadline: float) -> str | None:
-    """Like `ask`, for coroutines."""
+async def read_policy_async(endpoint: RedisEndpoint, deadline: float) -> str | None:
+    """Like `read_policy`, for coroutines."""
     connection = endpoint.async_connection(deadline)
     try:
         async with asyncio.timeout(deadline):
             await connection.connect()
             await connection.send_packed_command(_INFO, check_health=False)
-            return read(await connection.read_response(disable_decoding=True))
+            return parse(await connection.read_response(disable_decoding=True))
     except (RedisError, OSError) as error:
         _explain(endpoint, error)
         return None
@@ -48,8 +48,8 @@ async def ask_async(endpoint: RedisEndpoint, deadline: float) -> str | None:
         await connection.disconnect(nowait=True)
 
 
-def read(info: bytes) -> str | None:
-    """Return the policy from the reply to `INFO memory`, like `ask`."""
+def parse(info: bytes) -> str | None:
+    """Return the policy from the reply to `INFO memory`, like `read_policy`."""
     figures = dict(line.partition(b":")[::2] for line in info.splitlines())
     policy, room = figures.get(b"maxmemory_policy"), figures.get(b"maxmemory")
     if policy is None or room is None:

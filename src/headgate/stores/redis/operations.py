@@ -41,7 +41,7 @@ class RedisOperations:
         self.keys = keys
         self._clock = clock
 
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         """Encode a request.
 
         Raises:
@@ -52,7 +52,7 @@ class RedisOperations:
         operation, cost = request.operation, request.cost
         if operation == "record" and not request.charges:
             return None, lambda _: RECORDED
-        call = plan.ask(OPERATIONS[operation], keys, cost, self.at(request.now), request.replaces)
+        call = plan.decide(OPERATIONS[operation], keys, cost, self.at(request.now), request.replaces)
         if operation == "hold":
             return call, partial(plan.hold, keys, cost)
         return call, partial(plan.recorded, cost) if operation == "record" else plan.answer

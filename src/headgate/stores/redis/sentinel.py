@@ -36,7 +36,7 @@ class Sentinels:
         self._settings = settings
         self._is_tls = is_tls
 
-    def ask(self, timeout: float) -> Address:
+    def find_primary(self, timeout: float) -> Address:
         """Return the address of the primary; `timeout` is for all Sentinels together.
 
         Raises:
@@ -82,13 +82,13 @@ class _Finding:
 
 class _FindingInThread(_Finding):
     def connect(self) -> None:
-        self.host, self.port = self._sentinels.ask(self._patience)
+        self.host, self.port = self._sentinels.find_primary(self._patience)
         super().connect()  # type: ignore[misc]
 
 
 class _FindingInTask(_Finding):
     async def connect(self) -> None:
-        self.host, self.port = await asyncio.to_thread(self._sentinels.ask, self._patience)
+        self.host, self.port = await asyncio.to_thread(self._sentinels.find_primary, self._patience)
         await super().connect()  # type: ignore[misc]
 
 

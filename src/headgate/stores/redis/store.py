@@ -133,12 +133,12 @@ class RedisStore(RemoteStore):
     def inspect_server(self) -> None:
         """Read the server's eviction policy, at most once a minute; part of `ping`."""
         if self._may_inspect():
-            self._note_eviction(eviction.ask(self.endpoint, self.deadline))
+            self._note_eviction(eviction.read_policy(self.endpoint, self.deadline))
 
     async def ainspect_server(self) -> None:
         """Like `inspect_server`, for coroutines."""
         if self._may_inspect():
-            self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
+            self._note_eviction(await eviction.read_policy_async(self.endpoint, self.deadline))
 
     def _may_inspect(self) -> bool:
         """Return whether an inspection is due; each takes a connection."""
@@ -181,15 +181,15 @@ class RedisStore(RemoteStore):
         """See `AsyncNotes.note`. The server's clock is used, even if the store has a `clock`."""
         lasting = check_note(name, text, seconds)
         return note_text(
-            await self._ask(codec.note(note_key(self.namespace, name), note_bytes(text), lasting))
+            await self._call(codec.note(note_key(self.namespace, name), note_bytes(text), lasting))
         )
 
-    async def noted(self, name: str) -> str | None:
-        """See `AsyncNotes.noted`."""
-        kept = await self._ask(codec.noted(note_key(self.namespace, name)))
+    async def get_note(self, name: str) -> str | None:
+        """See `AsyncNotes.get_note`."""
+        kept = await self._call(codec.get_note(note_key(self.namespace, name)))
         return None if kept is None else note_text(kept)
 
-    async def _ask(self, request: ScriptCall) -> Reply:
+    async def _call(self, request: ScriptCall) -> Reply:
         due = time.monotonic() + self.deadline
         if self._is_cluster:
             return await self._task_cluster.call(self._router.send(request), due)

@@ -21,7 +21,7 @@ EncodedRequest = tuple[Any, Callable[[Any], T]]
 class RequestEncoder(Protocol):
     """Encodes the operations of a limiter's gate."""
 
-    def ask(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         """Encode a request for a decision."""
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:

@@ -59,8 +59,8 @@ class _BlockingGate:
         self._run = store.run
         self._gate = gate
 
-    def ask(self, request: Request) -> Answer:
-        return self._run(self._gate.ask(request))
+    def decide(self, request: Request) -> Answer:
+        return self._run(self._gate.decide(request))
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._run(self._gate.refund(receipts, cost, now))

@@ -286,10 +286,10 @@ class PlaceTests(Contract):
         other, hold = limiter.hold("a"), limiter.hold("a")
         gate, late = limiter.gate, _renewal(hold)
         hold.release()
-        assert not gate.ask(late)[0]
+        assert not gate.decide(late)[0]
         assert limiter.check("a", 0).remaining == 1
         other.release()
-        assert not gate.ask(late)[0]
+        assert not gate.decide(late)[0]
         assert limiter.check("a", 0).remaining == 2
 
     def test_receipts_stay_valid_after_renewals(self) -> None:
@@ -311,7 +311,7 @@ class PlaceTests(Contract):
         shorter = self.limiter(concurrent(1, lease="10s", name="places"), name=limiter.name)
         hold = limiter.hold("a")
         self.clock.advance_us(MINUTE_US // 2)
-        assert shorter.gate.ask(_renewal(hold))[0].reset_after_us == MINUTE_US // 2
+        assert shorter.gate.decide(_renewal(hold))[0].reset_after_us == MINUTE_US // 2
         self.clock.advance_us(-MINUTE_US // 4)
         assert hold.renew().reset_after_us == MINUTE_US // 4 * 5  # relative to the latest time seen
         hold.release()
@@ -321,7 +321,7 @@ class PlaceTests(Contract):
         limiter = self._places(1)
         hold = limiter.hold("a", 5, tier="pro")
         lowered = self.limiter(concurrent(1, lease="60s", name="places"), name=limiter.name)
-        assert lowered.gate.ask(_renewal(hold))[0].allowed
+        assert lowered.gate.decide(_renewal(hold))[0].allowed
         assert not lowered.hold("a")
         hold.release()
         assert lowered.hold("a")

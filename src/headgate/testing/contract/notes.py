@@ -32,10 +32,10 @@ class NoteTests(TaskRaceTests):
         blocking = self.blocking if store is None else store
         return blocking.run(self._notes(blocking).note(self.prefix + name, text, seconds))
 
-    def noted(self, name: str, store: BlockingStore | None = None) -> str | None:
+    def get_note(self, name: str, store: BlockingStore | None = None) -> str | None:
         """Return the stored text."""
         blocking = self.blocking if store is None else store
-        return blocking.run(self._notes(blocking).noted(self.prefix + name))
+        return blocking.run(self._notes(blocking).get_note(self.prefix + name))
 
     def _notes(self, blocking: BlockingStore) -> AsyncNotes:
         notes = blocking.store.notes
@@ -44,10 +44,10 @@ class NoteTests(TaskRaceTests):
         return notes
 
     def test_the_first_note_stands(self) -> None:
-        assert self.noted("a") is None
+        assert self.get_note("a") is None
         assert self.note("a", "first") == "first"
         assert self.note("a", "second") == "first"
-        assert self.noted("a") == "first"
+        assert self.get_note("a") == "first"
 
     def test_the_same_text_may_be_noted_again(self) -> None:
         assert [self.note("a", "same") for _ in range(3)] == ["same"] * 3
@@ -60,19 +60,19 @@ class NoteTests(TaskRaceTests):
             self.clock.advance_us(5_000_000)
         assert self.note("a", "other", 60) == "same"
         self.clock.advance_us(9_999_999)
-        assert self.noted("a") == "same"
+        assert self.get_note("a") == "same"
         self.clock.advance_us(1)
-        assert self.noted("a") is None
+        assert self.get_note("a") is None
 
     def test_every_name_has_a_note_of_its_own(self) -> None:
         for number, name in enumerate(HOSTILE_TEXTS):
             assert self.note(name, str(number)) == str(number)
-        assert [self.noted(name) for name in HOSTILE_TEXTS] == [str(n) for n in range(len(HOSTILE_TEXTS))]
+        assert [self.get_note(name) for name in HOSTILE_TEXTS] == [str(n) for n in range(len(HOSTILE_TEXTS))]
 
     def test_any_text_comes_back_as_it_was(self) -> None:
         for number, text in enumerate(HOSTILE_TEXTS):
             assert self.note(str(number), text) == text
-        assert [self.noted(str(number)) for number in range(len(HOSTILE_TEXTS))] == list(HOSTILE_TEXTS)
+        assert [self.get_note(str(number)) for number in range(len(HOSTILE_TEXTS))] == list(HOSTILE_TEXTS)
 
     def test_notes_and_counts_leave_each_other_alone(self) -> None:
         limiter = self.limiter(self.rule(self.kinds[0], 5), name=self.prefix)
@@ -80,7 +80,7 @@ class NoteTests(TaskRaceTests):
         assert self.note("a", "kept") == "kept"
         assert limiter.check("a", 0).remaining == 3
         limiter.reset("a")
-        assert self.noted("a") == "kept"
+        assert self.get_note("a") == "kept"
 
     def test_a_note_is_seen_by_another_store_and_after_a_restart(self) -> None:
         self.require("shared")
@@ -88,7 +88,7 @@ class NoteTests(TaskRaceTests):
         other = self.open_store()
         assert isinstance(other, BlockingStore)
         try:
-            assert self.noted("a", store=other) == "first"
+            assert self.get_note("a", store=other) == "first"
             assert self.note("a", "second", store=other) == "first"
         finally:
             other.close()
@@ -108,7 +108,7 @@ class NoteTests(TaskRaceTests):
         texts = self.blocking.run(race())
         assert len(set(texts)) == 1
         assert texts[0] in {str(number) for number in range(TASKS)}
-        assert self.noted("race") == texts[0]
+        assert self.get_note("race") == texts[0]
 
     def test_of_processes_that_race_one_decides_and_all_are_told(self) -> None:
         """Also through a store created before the processes were forked."""
@@ -129,7 +129,7 @@ class NoteTests(TaskRaceTests):
 
         texts = in_processes(PROCESSES, race)
         assert len(set(texts)) == 1
-        stands = [int(self.noted(f"race {i}") or -1) for i in range(rounds)]
+        stands = [int(self.get_note(f"race {i}") or -1) for i in range(rounds)]
         assert sum(PROCESSES**place * winner for place, winner in enumerate(stands)) == texts[0]
 
     def test_a_cancelled_caller_leaves_one_answer(self) -> None:
@@ -153,12 +153,12 @@ class NoteTests(TaskRaceTests):
         assert self.note("a", "first", 10) == "first"
         self.clock.advance_us(9_999_999)
         assert self.note("a", "second", 10) == "first"
-        assert self.noted("a") == "first"
+        assert self.get_note("a") == "first"
         self.clock.advance_us(1)
-        assert self.noted("a") is None
+        assert self.get_note("a") is None
         assert self.note("a", "second", 10) == "second"
         self.clock.advance_us(9_999_999)
-        assert self.noted("a") == "second"
+        assert self.get_note("a") == "second"
 
     def test_what_is_no_note_is_refused(self) -> None:
         for seconds in BAD_SECONDS:
@@ -170,4 +170,4 @@ class NoteTests(TaskRaceTests):
                 self.blocking.run(notes.note("a", bad, 60))
             with pytest.raises(ConfigError):
                 self.blocking.run(notes.note(bad, "text", 60))
-        assert self.noted("a") is None
+        assert self.get_note("a") is None

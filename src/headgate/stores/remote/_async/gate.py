@@ -37,8 +37,8 @@ class AsyncRemoteGate(Unpicklable):
         self._engine = engine
         self._deadline = deadline
 
-    async def ask(self, request: Request) -> Answer:
-        encoded = self._encoder.ask(request)
+    async def decide(self, request: Request) -> Answer:
+        encoded = self._encoder.decide(request)
         release = partial(self._release, encoded[1], request) if request.is_given_up else None
         return await self._call(encoded, request.is_completed, release)
 

@@ -38,8 +38,8 @@ class RemoteGate(Unpicklable):
         self._engine = engine
         self._deadline = deadline
 
-    def ask(self, request: Request) -> Answer:
-        encoded = self._encoder.ask(request)
+    def decide(self, request: Request) -> Answer:
+        encoded = self._encoder.decide(request)
         release = partial(self._release, encoded[1], request) if request.is_given_up else None
         return self._call(encoded, request.is_completed, release)
 

@@ -30,6 +30,10 @@ RETRIES_CHECKED = 8
 
 CHARGING = ("hit", "hold", "confirm")
 
+DEADLINES = {"settle": 2, "wait": 4}
+"""The number of requests, with a deadline each, of operations that make several: to settle at more units than were held
+takes two, and to wait takes several, and the time between them."""
+
 
 class Violation(NamedTuple):
     """A promise that was broken.
@@ -109,6 +113,27 @@ class Charge:
         return max(self.high, *renewed) if renewed else self.high
 
 
+class Reset(NamedTuple):
+    """A call that deleted a count, or may have done so.
+
+    Attributes:
+        low: The earliest moment of it.
+        high: The latest.
+        certain: Whether it was carried out.
+    """
+
+    low: int
+    high: int
+    certain: bool
+
+    def apply(self, charge: Charge) -> None:
+        """Let a charge that was counted before end here."""
+        if charge.low <= self.high:
+            charge.gone_low = min(charge.gone_low, max(self.low, charge.low))
+        if self.certain and charge.high < self.low:
+            charge.gone_high = min(charge.gone_high, self.high)
+
+
 class Question(NamedTuple):
     """A decision to be explained: the call, what the rule said, the units that it charged, the units that are missing from
     what it said to be left (of a check: those that a hit would have taken), and those that it replaced.
@@ -132,12 +157,12 @@ def check(history: History) -> list[Violation]:
             accounts[call.limiter, number, SHARED if rule.shared else call.key].append(call)
     for (limiter, number, key), calls in accounts.items():
         rule = history.limiters[limiter][number]
-        charges, questions = Reader(history, rule, number).read(calls)
-        judge = check_bucket if rule.kind == "token_bucket" else check_window
-        found += [
-            Violation(kind, limiter, key, number, call, detail)
-            for kind, call, detail in judge(rule, charges, questions)
-        ]
+        charges, questions, resets = Reader(history, rule, number).read(calls)
+        if rule.kind == "token_bucket":
+            violations = check_bucket(rule, charges, questions, resets)
+        else:
+            violations = check_window(rule, charges, questions)
+        found += [Violation(kind, limiter, key, number, call, detail) for kind, call, detail in violations]
     return found
 
 
@@ -147,15 +172,15 @@ def check_durations(history: History) -> Iterator[Violation]:
         if call.end is None:
             if call.worker not in history.killed:
                 yield Violation("hung", call.limiter, call.key, 0, call, "its caller never had an answer")
-        elif call.end - call.start > history.longest_us:
+        elif call.end - call.start > (longest := history.longest_us * DEADLINES.get(call.operation, 1)):
             stopped = sum(
                 max(0, min(pause.end, call.end) - max(pause.start, call.start))
                 for pause in history.pauses
                 if pause.worker in (call.worker, -1)
             )
             took = call.end - call.start - stopped
-            if took > history.longest_us:
-                detail = f"it took {took} us; at most {history.longest_us} are allowed"
+            if took > longest:
+                detail = f"it took {took} us; at most {longest} are allowed"
                 yield Violation("outlived its deadline", call.limiter, call.key, 0, call, detail)
 
 
@@ -172,15 +197,18 @@ class Reader:
         self._charges: list[Charge] = []
         self._questions: list[Question] = []
         self._held: dict[tuple[int, int], list[Charge]] = {}
+        self._resets: list[Reset] = []
 
-    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[Question]]:
-        """Return the charges and the questions."""
+    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[Question], list[Reset]]:
+        """Return the charges, the questions and the resets."""
         for call in sorted(calls, key=lambda call: (call.worker, call.number)):
             if call.outcome != "nothing":
                 getattr(self, f"_{call.operation}")(call)
         for charge in self._charges:
+            for reset in self._resets:
+                reset.apply(charge)
             self._forget(charge)
-        return self._charges, self._questions
+        return self._charges, self._questions, self._resets
 
     def _hit(self, call: HistoryCall) -> None:
         self._decide(call)
@@ -188,6 +216,8 @@ class Reader:
 
     def _hits(self, call: HistoryCall) -> None:
         self._charge(call, call.cost)
+
+    _wait = _hits
 
     def _check(self, call: HistoryCall) -> None:
         self._decide(call)
@@ -225,6 +255,13 @@ class Reader:
         if not self._places:
             self._charge(call, call.cost)
 
+    def _reset(self, call: HistoryCall) -> None:
+        low, high = self._interval(call)
+        losses = self._history.losses
+        is_lost = any(loss.since <= high and low <= loss.until for loss in losses)
+        certain = call.outcome == "done" and not is_lost
+        self._resets.append(Reset(low, high if certain else self._last_moment(call), certain))
+
     def _renew(self, call: HistoryCall) -> None:
         if not self._places:
             return
@@ -232,8 +269,8 @@ class Reader:
         if call.outcome == "admitted":  # it takes no units, so it needs no room
             verdict = call.verdicts[self._number]
             self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
-        elif call.outcome != "refused":  # it may be carried out after its caller has given up
-            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        elif call.outcome != "refused":
+            high = self._last_moment(call)
         elif call.verdicts[self._number].allowed:  # the lease of another rule had ended
             return
         for charge in self._held.get((call.worker, call.hold or 0), []):
@@ -257,8 +294,8 @@ class Reader:
         low, high = self._interval(call)
         certain = call.outcome in ("admitted", "done") and call.end is not None
         limit = call.verdicts[self._number].limit if certain and call.verdicts else 0
-        if not certain:  # it may be carried out after its caller has given up
-            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        if not certain:
+            high = self._last_moment(call)
         charge = Charge(low, high, units, certain, admits, limit)
         self._charges.append(charge)
         return charge
@@ -277,16 +314,25 @@ class Reader:
     def _end(self, charge: Charge, call: HistoryCall) -> None:
         """Note that units were given back by a call, or may have been."""
         low, high = self._interval(call)
-        is_known = call.outcome in ("admitted", "done") and call.end is not None
+        if call.outcome == "cancelled" and call.operation == "settle":
+            high = self._last_moment(call)  # it is carried out although its caller is gone
+        elif call.outcome not in ("admitted", "done"):
+            high = NEVER
         charge.gone_low = min(charge.gone_low, low)
-        charge.gone_high = min(charge.gone_high, high if is_known and charge.certain else NEVER)
+        charge.gone_high = min(charge.gone_high, high if charge.certain else NEVER)
 
-    def _over_by(self, call: HistoryCall) -> int:
-        """Return by when a cancelled call is carried out or dropped, and a hold given back; `NEVER` if a fault may have come
-        in between.
+    def _last_moment(self, call: HistoryCall) -> int:
+        """Return by when a call without an answer is carried out or dropped.
+
+        That is known for a cancelled call only, and not if a fault may have come in between.
         """
         within, end = self._history.released_within_us, call.end
-        if within is None or end is None or call.worker in self._history.killed:
+        if (
+            call.outcome != "cancelled"
+            or within is None
+            or end is None
+            or call.worker in self._history.killed
+        ):
             return NEVER
         due = end + within
         is_disturbed = any(start <= due and call.start <= stop for start, stop in self._history.faults)
@@ -530,14 +576,21 @@ class Level:
         return max(0, self._level - self._rate * (moment - self._at))
 
 
-def check_bucket(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+def check_bucket(
+    rule: RuleSpec, charges: list[Charge], questions: list[Question], resets: list[Reset]
+) -> Iterator[Found]:
     """Yield what cannot be explained of the decisions of a token bucket.
 
     Units are reckoned in parts. A unit has as many as the period has microseconds, and as many as the limit flow out in one
     microsecond.
     """
     yield from too_many(rule, charges, questions)
-    yield from too_few(rule, charges, questions)
+    by_reset: dict[int, list[Question]] = defaultdict(list)
+    for question in questions:
+        last = max((reset.low for reset in resets if reset.certain and reset.high < question.low), default=0)
+        by_reset[last].append(question)
+    for last, some in by_reset.items():
+        yield from too_few(rule, [charge for charge in charges if charge.high >= last], some)
 
 
 def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
@@ -550,7 +603,7 @@ def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -
         if replaced:
             continue
         room = (verdict.limit * period - least) // period
-        if verdict.allowed and call.cost > room:
+        if verdict.allowed and call.cost > max(0, room):
             yield "too many", call, f"at least {least / period:.3f} of {verdict.limit} were counted"
         elif verdict.remaining > max(0, room - shown):
             yield (

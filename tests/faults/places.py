@@ -21,7 +21,7 @@ from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import Kind, RedisServer, answers_ping, find_binary, find_free_port
 from tests.faults.history import Loss
 from tests.faults.proxy import FaultProxy
-from tests.faults.traffic import Subject, subjects
+from tests.faults.traffic import policy_text, subjects
 from tests.integration.redis.cluster import Cluster, running_cluster
 from tests.integration.waiting import until
 from tests.server.loopback import ServerProcess, no_room_for_files
@@ -34,9 +34,6 @@ UNREPLICATED_US = 5_000_000
 
 ASYNC_COMMIT_US = 3_000_000
 """The last moments that asynchronous commit may lose: half a second, and more on a busy machine."""
-
-OTHER_LIMITS = {"log": 45, "fixed": 170}
-"""Limits of the policy that the server is told to use instead, now and then."""
 
 Fault = Callable[[random.Random], None]
 
@@ -63,7 +60,6 @@ class Place:
         deadline_us: How long a call may take by itself.
         most_at_once: How many hits at most are made at once. More would wait for each other beyond their deadline; and of a
             thousand, the one that is wrong may be where nothing is certain.
-        more_limits: Limits that calls may be decided by, besides the usual ones.
         faults: What can be done to it, by name. Each repairs what it has broken before it returns.
         losses: What it may have forgotten, as it declares.
         is_broken: Whether a server has not come back, so that it is of no use any more.
@@ -80,7 +76,6 @@ class Place:
     slack_us: int = 0
     deadline_us: int = 1_000_000
     most_at_once: int = 300
-    more_limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     is_broken: bool = False
@@ -207,15 +202,14 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "headgate.toml"
         store = store or f"sqlite:///{folder}/limits.db"
-        others: dict[str, tuple[int, ...]] = {name: (limit * load,) for name, limit in OTHER_LIMITS.items()}
-        usual, other = policy_text(store, load, {}), policy_text(store, load, others)
+        usual, other = (policy_text(store, subjects(load), others=others) for others in (False, True))
         config.write_text(usual)
         with (
             ServerProcess(config, is_logged=False) as server,
             FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
         ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
-            place = Place("server", urls, scale=load, quotas=False, more_limits=others, most_at_once=100)
+            place = Place("server", urls, scale=load, quotas=False, most_at_once=100)
 
             def reload(rng: random.Random) -> None:
                 config.write_text(rng.choice((usual, other)))
@@ -418,35 +412,3 @@ def fail_over(port: int, servers: list[RedisServer]) -> None:
         until(accepts)
     until(lambda: b"role:master" in successor.command("INFO", "replication"))
     until(lambda: b"master_link_status:up" in before.command("INFO", "replication"))
-
-
-# --- Our server's policy ----------------------------------------------------------------------------------------------
-
-
-def policy_text(store: str, scale: int, others: dict[str, tuple[int, ...]]) -> str:
-    """Return a policy file with the limiters of the traffic."""
-    lines = [f'[store]\nurl = "{store}"\n']
-    for name, subject in subjects(scale).items():
-        limits = others.get(name)
-        lines.append(f"[limiters.{name}]\nrules = [{', '.join(_rules(subject, limits))}]\n")
-    return "\n".join(lines)
-
-
-def _rules(subject: Subject, limits: tuple[int, ...] | None) -> Iterator[str]:
-    for rule in subject.rules:
-        quota: Any = rule.quota if limits is None else type(rule.quota)(limits[0], rule.quota.period_us)
-        parts = {"kind": f'"{rule.kind}"', "name": f'"{rule.name}"'}
-        parts["quota"] = str(quota.limit) if rule.kind == "concurrent" else f'"{quota}"'
-        if rule.kind == "concurrent":
-            parts["lease"] = f'"{rule.quota.period_us // 1000}ms"'
-        if rule.kind == "sliding_window":
-            parts["buckets"] = str(rule.buckets)
-        if rule.scope:
-            parts["scope"] = f'"{rule.scope}"'
-        if rule.tiers:
-            tiers = (
-                f"{tier} = {own.limit if rule.kind == 'concurrent' else chr(34) + str(own) + chr(34)}"
-                for tier, own in rule.tiers.items()
-            )
-            parts["tiers"] = "{ " + ", ".join(tiers) + " }"
-        yield "{ " + ", ".join(f"{name} = {value}" for name, value in parts.items()) + " }"

@@ -18,8 +18,8 @@ from typing import Any
 from tests.faults.checker import Violation, check
 from tests.faults.history import History, HistoryCall, Pause
 from tests.faults.places import Place, last, now_us
-from tests.faults.recording import read_calls
-from tests.faults.traffic import specs
+from tests.faults.recording import read_file
+from tests.faults.traffic import subjects
 from tests.faults.worker import Orders
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -32,9 +32,6 @@ RELEASED_WITHIN_US = 700_000
 
 PATIENCE = 300.0
 """Seconds after which a worker that should have ended hangs."""
-
-SLOTS = 5
-"""What a burst takes in a history, at most."""
 
 STEP_US = 1000
 """If the machine's clock was set by more than this during a round, times say nothing."""
@@ -164,7 +161,6 @@ class Round:
             actors=rng.choice((3, 8)) if is_tasks else rng.choice((2, 4)),
             calls=self.calls,
             over=str(self._over),
-            capacity=SLOTS * self.calls + 1000,
             burst=burst,
             deadline=self.deadline,
             options=place.options,
@@ -234,11 +230,11 @@ class Round:
 
     def _history(self) -> History:
         place = self.place
-        limiters = specs(place.scale, place.more_limits)
+        limiters = {name: subject.specs() for name, subject in subjects(place.scale).items()}
         calls: list[HistoryCall] = []
         for worker in self._all:
             if worker.path.exists():
-                calls += read_calls(worker.path, worker.number, list(limiters), shared=place.shared)
+                calls += read_file(worker.path, worker.number)
         notes: dict[str, Any] = {"store": place.name, "seed": self.seed, "faults": dict(self._faults)}
         return History(
             limiters,

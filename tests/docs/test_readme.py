@@ -12,7 +12,7 @@ from hatch_build import portable
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r'(?:\]\(|src(?:set)?=")(?!https?:|#)([^)"#]+)')
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
 """Pages outside of the site."""
 
 

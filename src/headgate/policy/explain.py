@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from headgate.observe.redaction import redact
 from headgate.outage.policies import Local, OnStoreError
 from headgate.policy.environment import PREFIX, variables_of
-from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy, known_tiers
+from headgate.policy.model import LimiterPolicy, Policy, ServerPolicy, tiers_of
 from headgate.quota import Quota, format_period
 from headgate.rules import REQUESTS, SHARED, Rule
 
@@ -56,9 +56,9 @@ def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
         yield f"  - only watched, refuses nothing: {_rule(rule)}"
     if limiter.default_tier is not None:
         yield f"  Callers without a known tier count as {limiter.default_tier!r}."
-    for key, tier in limiter.overrides.items():
-        rules = [rule for rule in (*limiter.rules, *limiter.shadow) if tier in rule.tiers]
-        quotas = ", ".join(f"{_quota(rule, rule.tiers[tier])} ({rule.name})" for rule in rules)
+    rules = {rule.name: rule for rule in (*limiter.rules, *limiter.shadow)}
+    for key, own in limiter.overrides.items():
+        quotas = ", ".join(f"{_quota(rules[name], quota)} ({name})" for name, quota in own.items())
         yield f"  {_key(key)} has its own: {quotas or 'nothing so far'}."
     yield f"  If the store cannot be asked: {_failure(limiter.on_store_error)}."
 
@@ -85,11 +85,7 @@ def _server(server: ServerPolicy) -> Iterator[str]:
 
 
 def _rule(rule: Rule) -> str:
-    tiers = "".join(
-        f"; tier {tier!r}: {_quota(rule, quota)}"
-        for tier, quota in rule.tiers.items()
-        if not tier.startswith(OVERRIDE)
-    )
+    tiers = "".join(f"; tier {tier!r}: {_quota(rule, quota)}" for tier, quota in rule.tiers.items())
     note = _NOTES.get(rule.kind, "")
     if rule.kind == "concurrent":
         note = f"a place that is not renewed is free again after {format_period(rule.quota.period_us)}"
@@ -174,7 +170,7 @@ def _limiter_warnings(limiter: LimiterPolicy) -> Iterator[str]:
     if not limiter.rules:
         only = " but shadow rules" if limiter.shadow else ""
         yield f"limiter {limiter.name!r} has no rules{only}, so it admits everything"
-    tiers = known_tiers((*limiter.rules, *limiter.shadow))
+    tiers = tiers_of((*limiter.rules, *limiter.shadow))
     if limiter.default_tier is not None and limiter.default_tier not in tiers:
         there = f"there is {', '.join(sorted(map(repr, tiers)))}" if tiers else "there are none"
         yield f"limiter {limiter.name!r}: no rule knows the default_tier {limiter.default_tier!r}; {there}"

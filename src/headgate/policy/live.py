@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from headgate._checks import Unpicklable, check_kind, is_number
 from headgate._fork import watch
+from headgate.algorithms import algorithm_for
 from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, HeadgateError, listed
 from headgate.hooks import Hook, Hooks, logger
@@ -21,6 +22,7 @@ from headgate.policy.load import parse_policy, policy_path, read_policy
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
+from headgate.stores.base import check_entries
 from headgate.stores.handle import StoreHandle
 
 L = TypeVar("L")
@@ -265,6 +267,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             return before
         try:
             store = self._store(policy.store)
+            _check_overrides(policy, shared=store.guarantees.shared)
             # A memory store has the clock already; other stores receive its time with every call.
             clock = None if isinstance(store, MemoryStore) else self.clock
             return self._version_type(policy, store, clock, self._hooks, self._shadow_hooks, before)
@@ -365,6 +368,16 @@ class Watched(LiveLimiters[L]):
         self._followed()
         _check_pause(every)
         return Watching(self._look, every)
+
+
+def _check_overrides(policy: LimiterPolicy, *, shared: bool) -> None:
+    """Refuse overrides that the store could not count exactly."""
+    rules = {rule.name: rule for rule in (*policy.rules, *policy.shadow)}
+    for quotas in policy.overrides.values():
+        for name, quota in quotas.items():
+            algorithm_for(rules[name], quota)
+            if shared:
+                check_entries(rules[name], quota)
 
 
 def _check_pause(every: float) -> None:

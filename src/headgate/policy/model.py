@@ -93,9 +93,10 @@ class LimiterPolicy:
     ) -> tuple[str | None, Quotas | None]:
         """Return the tier and the quotas by which the live rules decide a call; quotas of the call precede overrides."""
         if found := self.override_for(key):
-            given = quotas or (None,) * len(self.rules)
-            own = tuple(quota or found.get(rule.name) for quota, rule in zip(given, self.rules, strict=True))
-            quotas = own if any(own) else None
+            own = [found.get(rule.name) for rule in self.rules]
+            if quotas is not None:
+                own = [given or overridden for given, overridden in zip(quotas, own, strict=True)]
+            quotas = tuple(own) if any(own) else None
         return self.tier_among(self.tiers, tier), quotas
 
     def tier_among(self, known: frozenset[str], tier: str | None) -> str | None:

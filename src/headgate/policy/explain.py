@@ -13,12 +13,11 @@ from headgate.observe.redaction import redact
 from headgate.outage.policies import Local, OnStoreError
 from headgate.policy.environment import PREFIX, variables_of
 from headgate.policy.model import LimiterPolicy, Policy, ServerPolicy, tiers_of
-from headgate.quota import Quota, format_period
+from headgate.quota import Quota, format_period, period_in_words
 from headgate.rules import REQUESTS, SHARED, Rule
 
 T = TypeVar("T", LimiterPolicy, ServerPolicy)
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTES = {
     "fixed_window": "in windows by the clock, so up to twice as many around an edge",
     "sliding_log": "exact to the microsecond",
@@ -96,7 +95,7 @@ def _rule(rule: Rule) -> str:
 def _quota(rule: Rule, quota: Quota) -> str:
     if not quota.limit:
         return "nothing at all"
-    period = _period(quota.period_us)
+    period = period_in_words(quota.period_us).replace("-", " ")
     units = f"{quota.limit:,}" if rule.unit == REQUESTS else f"{quota.limit:,} {rule.unit}"
     match rule.kind:
         case "token_bucket":
@@ -109,14 +108,6 @@ def _quota(rule: Rule, quota: Quota) -> str:
         case "calendar":
             return f"at most {units} in a calendar {rule.span} of {rule.timezone}"
     return f"at most {units} in any {period}"
-
-
-def _period(period_us: int) -> str:
-    text = format_period(period_us, long=True)
-    if text.isalpha():
-        return text
-    number = text.rstrip("smhdw")
-    return f"{number} {_UNITS[text[len(number) :]]}"
 
 
 def _whose(scope: str | None) -> str:

@@ -85,7 +85,7 @@ class LimiterPolicy:
 
     @property
     def keeps_terms(self) -> bool:
-        """Whether calls keep their tier and quotas: there are no overrides and no default tier."""
+        """Whether calls keep their tier and quotas, for lack of overrides and of a default tier."""
         return not self.overrides and (self.default_tier is None or self.default_tier not in self.tiers)
 
     def terms_for(

@@ -19,7 +19,7 @@ from headgate.rules import REQUESTS, SHARED, Rule
 T = TypeVar("T", LimiterPolicy, ServerPolicy)
 
 _NOTES = {
-    "fixed_window": "in windows by the clock, so up to twice as many around an edge",
+    "fixed_window": "in fixed windows, so up to twice as many around the end of a window",
     "sliding_log": "exact to the microsecond",
 }
 
@@ -48,23 +48,23 @@ def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
     for rule in limiter.rules:
         yield f"  - {_rule(rule)}"
     if len(limiter.rules) > 1:
-        yield "  All of these are decided together: either every one is charged, or none."
+        yield "  These rules are decided together: all are charged, or none."
     if not limiter.rules:
         yield "  Nothing is refused."
     for rule in limiter.shadow:
-        yield f"  - only watched, refuses nothing: {_rule(rule)}"
+        yield f"  - shadow rule, refuses nothing: {_rule(rule)}"
     if limiter.default_tier is not None:
-        yield f"  Callers without a known tier count as {limiter.default_tier!r}."
+        yield f"  Callers without a known tier have the tier {limiter.default_tier!r}."
     rules = {rule.name: rule for rule in (*limiter.rules, *limiter.shadow)}
     for key, own in limiter.overrides.items():
         quotas = ", ".join(f"{_quota(rules[name], quota)} ({name})" for name, quota in own.items())
-        yield f"  {_key(key)} has its own: {quotas or 'nothing so far'}."
-    yield f"  If the store cannot be asked: {_failure(limiter.on_store_error)}."
+        yield f"  Override for {_key(key)}: {quotas or 'none'}."
+    yield f"  If the store is down: {_failure(limiter.on_store_error)}."
 
 
 def _server(server: ServerPolicy) -> Iterator[str]:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    yield f"server: listens on {host}:{server.port}, takes bodies of up to {server.largest_body:,} bytes"
+    yield f"server: listens on {host}:{server.port}, accepts bodies of up to {server.largest_body:,} bytes"
     for name, token in server.tokens.items():
         until = (
             ""
@@ -73,9 +73,9 @@ def _server(server: ServerPolicy) -> Iterator[str]:
         )
         yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}{until}"
     if not server.tokens and server.is_private:
-        yield "  Without tokens: open to clients on this machine, closed to all others."
+        yield "  Without tokens: only clients on this machine have access."
     elif not server.tokens:
-        yield "  Without tokens: other machines could reach this address, so it does not start."
+        yield "  Without tokens: does not start, because other machines can reach this address."
     if server.top_keys:
         yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
     if server.record is not None:
@@ -87,14 +87,12 @@ def _rule(rule: Rule) -> str:
     tiers = "".join(f"; tier {tier!r}: {_quota(rule, quota)}" for tier, quota in rule.tiers.items())
     note = _NOTES.get(rule.kind, "")
     if rule.kind == "concurrent":
-        note = f"a place that is not renewed is free again after {format_period(rule.quota.period_us)}"
+        note = f"a place that is not renewed is freed after {format_period(rule.quota.period_us)}"
     note = f" ({note})" if note else ""
     return f"{in_words(rule)}{note}{tiers}  [{rule.name}]"
 
 
 def _quota(rule: Rule, quota: Quota) -> str:
-    if not quota.limit:
-        return "nothing at all"
     period = period_in_words(quota.period_us).replace("-", " ")
     units = f"{quota.limit:,}" if rule.unit == REQUESTS else f"{quota.limit:,} {rule.unit}"
     match rule.kind:
@@ -122,7 +120,7 @@ def _key(key: object) -> str:
 
 def _failure(on_store_error: OnStoreError) -> str:
     if isinstance(on_store_error, Local):
-        return f"each process admits {on_store_error.share * 100:g}% of every limit by itself"
+        return f"each process admits {on_store_error.share * 100:g}% of every limit"
     return "everything is admitted" if on_store_error == "open" else "everything is refused"
 
 

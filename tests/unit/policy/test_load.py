@@ -183,7 +183,7 @@ def test_units_concurrent_rules_and_calendars() -> None:
 def test_explain_units_concurrent_rules_and_calendars() -> None:
     words = explain(parse_policy(RULES_OF_SERVICES))
     assert "at most 20,000 tokens in any minute for each key  [tokens]" in words
-    assert "at most 5 held at once for each key (a place that is not renewed is free again after 1m)" in words
+    assert "at most 5 held at once for each key (a place that is not renewed is freed after 1m)" in words
     assert "; tier 'pro': at most 20 held at once  [in flight]" in words
     assert "at most 10,000 tokens in a calendar month of Europe/Berlin for each key" in words
 
@@ -314,27 +314,27 @@ def test_explain() -> None:
         "login: counted in redis://***@host:6379/0?password=***",
         "  - at most 5 in any minute for each key  [per-minute]",
         "  - at most 20 in any hour for each key  [per-hour]",
-        "  All of these are decided together: either every one is charged, or none.",
-        "  If the store cannot be asked: everything is admitted.",
+        "  These rules are decided together: all are charged, or none.",
+        "  If the store is down: everything is admitted.",
         "",
         "api: counted in memory://",
         "  - a steady 10 per second, up to 20 at once for each key  [per-second]",
         "  - at most 100 in any hour for each key; tier 'pro': at most 1,000 in any hour  [hourly]",
-        "  All of these are decided together: either every one is charged, or none.",
-        "  - only watched, refuses nothing: at most 50 in any hour for each key  [candidate]",
-        "  Callers without a known tier count as 'free'.",
-        "  'alice' has its own: at most 5,000 in any hour (hourly).",
-        "  If the store cannot be asked: each process admits 25% of every limit by itself.",
+        "  These rules are decided together: all are charged, or none.",
+        "  - shadow rule, refuses nothing: at most 50 in any hour for each key  [candidate]",
+        "  Callers without a known tier have the tier 'free'.",
+        "  Override for 'alice': at most 5,000 in any hour (hourly).",
+        "  If the store is down: each process admits 25% of every limit.",
         "",
         "odd: counted in redis://***@host:6379/0?password=***",
-        "  - nothing at all for each key  [closed]",
+        "  - at most 0 in any minute for each key  [closed]",
         (
             "  - 3 per 90 seconds for each key"
-            " (in windows by the clock, so up to twice as many around an edge)  [per-90-seconds]"
+            " (in fixed windows, so up to twice as many around the end of a window)  [per-90-seconds]"
         ),
         "  - at most 2 in any millisecond for everybody together (exact to the microsecond)  [per-millisecond-shared]",
-        "  All of these are decided together: either every one is charged, or none.",
-        "  If the store cannot be asked: everything is refused.",
+        "  These rules are decided together: all are charged, or none.",
+        "  If the store is down: everything is refused.",
     ]
 
 
@@ -381,7 +381,7 @@ def test_all_settings_of_the_server() -> None:
         },
     )
     assert explain(policy).split("\n")[-4:] == [
-        "server: listens on [::1]:9000, takes bodies of up to 1,000 bytes",
+        "server: listens on [::1]:9000, accepts bodies of up to 1,000 bytes",
         "  - the token 'gateway' may decide",
         "  - the token 'operator' may decide and administer",
         "  The dashboard shows the 10 most refused keys, in plain text.",
@@ -403,12 +403,12 @@ def test_settings_of_the_recording() -> None:
 def test_explain_a_server_without_tokens() -> None:
     text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nport = 81'
     assert explain(parse_policy(text)).split("\n")[-2:] == [
-        "server: listens on 127.0.0.1:81, takes bodies of up to 65,536 bytes",
-        "  Without tokens: open to clients on this machine, closed to all others.",
+        "server: listens on 127.0.0.1:81, accepts bodies of up to 65,536 bytes",
+        "  Without tokens: only clients on this machine have access.",
     ]
     assert explain(parse_policy(text + '\nhost = "0.0.0.0"')).split("\n")[-2:] == [
-        "server: listens on 0.0.0.0:81, takes bodies of up to 65,536 bytes",
-        "  Without tokens: other machines could reach this address, so it does not start.",
+        "server: listens on 0.0.0.0:81, accepts bodies of up to 65,536 bytes",
+        "  Without tokens: does not start, because other machines can reach this address.",
     ]
 
 
@@ -470,5 +470,5 @@ def test_explain_a_limiter_with_only_shadow_rules() -> None:
     assert explain(parse_policy(text)).split("\n")[:3] == [
         "a: counted in memory://",
         "  Nothing is refused.",
-        "  - only watched, refuses nothing: at most 5 in any minute for each key  [candidate]",
+        "  - shadow rule, refuses nothing: at most 5 in any minute for each key  [candidate]",
     ]

@@ -135,7 +135,7 @@ def test_an_override_that_the_store_cannot_count_is_refused_when_the_policy_is_l
 
 def test_explain_lists_overrides() -> None:
     explained = explain(parse_policy(text(USER, REALM)))
-    assert [line for line in explained.split("\n") if "its own" in line] == [
-        "  {'user': '42'} has its own: at most 11 in any hour (per_user).",
-        "  {'realm': 'north'} has its own: at most 111 in any hour (per_realm).",
+    assert [line for line in explained.split("\n") if "Override" in line] == [
+        "  Override for {'user': '42'}: at most 11 in any hour (per_user).",
+        "  Override for {'realm': 'north'}: at most 111 in any hour (per_realm).",
     ]

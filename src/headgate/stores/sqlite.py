@@ -125,7 +125,7 @@ class SQLiteStore(SQLiteFile):
             now = self.clock.now_us()
             kept, expires = connection.execute(_SELECT_NOTE, (row, now)).fetchone() or (note, 0)
             if kept not in (note, replaced):
-                return kept  # type: ignore[no-any-return]  # a column has no type
+                return kept
             connection.execute(_KEEP_NOTE, (row, note, max(expires, now + lasting)))
             connection.execute(_CLEAN_NOTES, (now, _NOTES_PER_CLEANING))
             return note

@@ -38,9 +38,7 @@ class NoteTests(TaskRaceTests):
     ) -> str:
         """Write a note, and return the stored text."""
         blocking = self.blocking if store is None else store
-        return blocking.run(
-            self._notes(blocking).note(self.prefix + name, text, seconds, replaces=replaces)
-        )
+        return blocking.run(self._notes(blocking).note(self.prefix + name, text, seconds, replaces=replaces))
 
     def get_note(self, name: str, store: BlockingStore | None = None) -> str | None:
         """Return the stored text."""

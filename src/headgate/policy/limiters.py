@@ -15,7 +15,7 @@ from headgate.policy.model import LimiterPolicy
 from headgate.policy.shadows import ShadowCount, ShadowRule
 from headgate.stores.handle import StoreHandle
 
-_PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "new_hold", "gate")
+_PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "_place_queue", "new_hold", "gate")
 """Attributes taken from the current version. A call reads the gate once, so it sees one version."""
 
 
@@ -42,6 +42,7 @@ class ReloadingLimiter(Generic[V]):
         self._handle: StoreHandle | None = None  # its store belongs to the policy
         self._queue = FairQueue()  # waiters stay where they are when the version changes
         self._clock = version._clock
+        self._has_real_time = version._has_real_time
         self._lock = watch(threading.Lock())
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._adopt(version)

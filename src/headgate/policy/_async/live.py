@@ -72,6 +72,8 @@ class AsyncVersion(AsyncLimiter):
             deadline=policy.deadline,
             on_overload=policy.on_overload,
         )
+        if before is not None:
+            self._place_queue = before._place_queue  # whoever waits is woken by holds of every version
         if self._shadowed is not None:
             pick, own = self._turn_of, self._shadowed.without_foreign
             self._turn_of = lambda key: pick(own(key))

@@ -24,7 +24,7 @@ from headgate._checks import refuse_pickling
 from headgate.algorithms import Algorithm, Receipt, State
 from headgate.clock import Clock, SteadyClock, reading
 from headgate.costs import Costs
-from headgate.decision import Decision, Fields, joined, new_decision
+from headgate.decision import Decision, Fields, decision_of, new_decision
 from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
@@ -217,7 +217,10 @@ class Slot:
     A gate creates its slots once. Calls can share them, because they use them while they hold the store's lock.
     """
 
-    __slots__ = ("cost", "empty_at", "key", "meter", "place", "state", "table", "used")
+    __slots__ = (
+        *("cost", "empty_at", "is_free", "key", "meter", "place"),
+        *("remaining", "reset_after", "retry_after", "state", "table", "used"),
+    )
 
     def __init__(self, place: int, meter: Meter, table: Table) -> None:
         self.place: int = place
@@ -230,28 +233,35 @@ class Slot:
         self.used: int = 0
         self.empty_at: int = NEVER
         """Time at which the count will be 0; set by a charge."""
+        self.is_free: bool = True
+        self.remaining: int = 0
+        self.retry_after: int = NEVER
+        self.reset_after: int = NEVER
 
-    def decision(self, names: tuple[str, ...], at: int, admitted: bool, charged: bool) -> Decision:
-        """Return the decision of this rule.
+    def judge(self, at: int, admitted: bool, charged: bool) -> None:
+        """Set the verdict of this rule.
 
         `admitted`: whether all rules admit the units; `charged`: whether they were charged already.
         """
         meter, cost, used = self.meter, self.cost, self.used
-        is_free, retry_after = True, NEVER
+        self.is_free = True
+        self.retry_after = NEVER
         if not admitted:
             excess = used + cost * meter.part - meter.most
             if cost and excess > 0:
-                is_free = False
-                retry_after = meter.free_at(self.state, at, excess)
-                if retry_after != NEVER:
-                    retry_after -= at
+                self.is_free = False
+                free_at = meter.free_at(self.state, at, excess)
+                self.retry_after = NEVER if free_at == NEVER else free_at - at
             cost = 0
         empty_at = self.empty_at if charged and cost else meter.empty_at(self.state, at, used, cost)
-        reset_after = NEVER if empty_at == NEVER else empty_at - at
-        remaining = (meter.most - used) // meter.part - cost
-        if remaining < 0:
-            remaining = 0
-        return new_decision(names, is_free, meter.limit, remaining, retry_after, reset_after)
+        self.reset_after = NEVER if empty_at == NEVER else empty_at - at
+        self.remaining = max(0, (meter.most - used) // meter.part - cost)
+
+    def fields(self) -> Fields:
+        """Return the verdict as plain values."""
+        retry_after = None if self.retry_after == NEVER else self.retry_after
+        reset_after = None if self.reset_after == NEVER else self.reset_after
+        return self.is_free, self.meter.limit, self.remaining, retry_after, reset_after
 
 
 class MemoryGate:
@@ -261,7 +271,6 @@ class MemoryGate:
         self.counters: Counters = counters
         self.limiter = limiter
         self.rules = rules
-        self.has_one_rule: bool = len(rules) == 1
         self.names: tuple[str, ...] = tuple([rule.name for rule in rules])
         scopes = [rule.scope for rule in rules]
         self.is_plain: bool = all(scope is None for scope in scopes)
@@ -353,18 +362,21 @@ class MemoryGate:
             else:
                 holds = True
         receipts = self.charge(slots, at, now, holds) if charged else None
-        if self.has_one_rule:
-            slot = slots[0]
-            return slot.decision(self.names, at, admitted, charged), receipts
-        return self.decision(slots, at, admitted, charged), receipts
+        for slot in slots:
+            slot.judge(at, admitted, charged)
+        return self.decision(slots), receipts
 
-    def decision(self, slots: tuple[Slot, ...], at: int, admitted: bool, charged: bool) -> Decision:
+    def decision(self, slots: tuple[Slot, ...]) -> Decision:
         """Return the joint decision of all rules.
 
         If another rule refuses, the figures of an admitting rule are those without this call.
         """
-        # Not in `ask_alone`: on Python 3.11 a comprehension there would make every call slower (closure cells).
-        return joined([slot.decision(self.names, at, admitted, charged) for slot in slots])
+        if len(slots) > 1:
+            return decision_of(self.names, tuple([slot.fields() for slot in slots]))
+        slot = slots[0]
+        return new_decision(
+            self.names, slot.is_free, slot.meter.limit, slot.remaining, slot.retry_after, slot.reset_after
+        )
 
     def keys_of(self, key: Key | None) -> tuple[PlainKey, ...]:
         """Return the key of each rule: a fast path for mappings of text, else `pick`."""
@@ -470,7 +482,8 @@ class MemoryGate:
             if verdict is not None:  # another rule refuses: show the figures without this call
                 slot.cost = 0
                 slot.used = slot.meter.used(slot.state, at)
-            fields.append(slot.decision(self.names, at, admitted, False).fields[0])
+            slot.judge(at, admitted, False)
+            fields.append(slot.fields())
         decision = Decision.make(self.names, fields)
         if not admitted:
             return decision, None

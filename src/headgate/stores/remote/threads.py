@@ -11,6 +11,7 @@ the connection may be in an undefined state. It is closed, and the calls that we
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.base import REENTERED, new_rlock, while_locked
+from headgate.stores.base import REENTERED, while_locked
 from headgate.stores.remote.batching import GRACE, OVER, Abandoned, Batcher, RemoteCall
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Wire
@@ -141,7 +142,7 @@ class ThreadDispatcher:
         self._deadline = deadline
         self._failures: tuple[type[Exception], ...] = (*peer.failures, *FAILURES)
         self._batcher = Batcher(peer, deadline)
-        self._lock: Any = new_rlock()
+        self._lock: Any = threading.RLock()
         self._wire: Wire | None = None
         self._connecting: Connecting[Wire] | None = None
         self._connected = WakeUp()

@@ -19,6 +19,7 @@ from psycopg import OperationalError
 import headgate.stores.remote.threads as driver
 from headgate import AsyncHold, StoreUnavailable
 from headgate.algorithms import TokenBucket
+from headgate.client.peer import ServerPeer
 from headgate.decision import Decision
 from headgate.stores.postgres import peer as postgres
 from headgate.stores.redis.endpoint import is_read_only
@@ -26,7 +27,7 @@ from headgate.stores.redis.peer import RedisPeer
 from headgate.stores.remote import batching, tasks
 from headgate.stores.remote._async import gate as gates
 from headgate.stores.remote._async.gate import AsyncRemoteGate
-from headgate.stores.remote.tasks import AsyncEngine, LoopEngine
+from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.request import Request
 from tests.faults.broken import FAILS_OPEN_AT, FORGETS_ONE_IN, LEAKS_ONE_IN
 from tests.simulation.run import Outcome, run
@@ -164,7 +165,7 @@ async def _call_without_release(
     self: Any, request: Any, due: float, must_send: bool = False, abandoned: Any = None
 ) -> Any:
     """Ignore a reply that arrives together with the cancellation of its caller."""
-    return await self._start(request, due, must_send, abandoned)
+    return await self._start(request, due, must_send, abandoned).future
 
 
 async def _call_unless_cancelled(self: Any, encoded: Any, must_send: bool, abandoned: Any = None) -> Any:
@@ -187,16 +188,6 @@ def _may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
 
 def _never_repeats(self: Any, request: Any, cause: BaseException) -> bool:
     return False
-
-
-def _start_two_runners(self: Any, call: Any) -> None:
-    """Start a second task on the connection while the first waits for a reply."""
-    if self._batcher.batches and len(self._batcher.waiting) == 1:
-        self._runner = None
-    _start_call(self, call)
-
-
-_start_call = LoopEngine.start
 
 
 def _without_lock(lock: object, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -256,11 +247,10 @@ DEFECTS = (
         seed=17,
     ),
     Defect(
-        "uses a connection in two tasks",
-        "postgres",
-        ((LoopEngine, "start", _start_two_runners),),
-        ("delay", "stop_server"),
-        seed=1,
+        "sends two batches whose replies have no order",
+        "server",
+        ((ServerPeer, "follows", True), (batching, "ENOUGH_TO_FOLLOW", 2)),
+        ("delay",),
     ),
     Defect(
         "takes a blocked event loop for an outage",

@@ -201,9 +201,9 @@ class World:
         """Have redis-py and the PostgreSQL store connect to the simulated servers."""
         network = self.network
 
-        async def connect_postgres(_: object, seconds: float) -> Any:
+        async def connect_postgres(_: object, seconds: float, receiver: Any) -> Any:
             pgconn: Any = SimulatedPGconn(await network.open(PORT))
-            return postgres_peer.AsyncPostgresWire(postgres_peer.PostgresWire(pgconn, True))
+            return postgres_peer.AsyncPostgresWire(postgres_peer.PostgresWire(pgconn, True), receiver)
 
         def connect_redis(self: Any) -> Any:
             return network.open_socket(self.port, self.socket_connect_timeout)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from random import Random
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -203,7 +203,7 @@ class Scheduler(Timeline):
 
         with contextlib.ExitStack() as stack:
             for target, name, value in (
-                (driver, "new_rlock", lambda: SimulatedRLock(self)),
+                (driver, "threading", SimpleNamespace(RLock=lambda: SimulatedRLock(self))),
                 (driver, "WakeUp", lambda: SimulatedWakeUp(self)),
                 (connecting, "start_new_thread", self.spawn),
                 (redis_peer, "Poller", SimulatedPoller),

@@ -195,7 +195,7 @@ def _write_in_between(
             plain.set(f"ratelimit:{key}:tokens", balance)
         return await decide(connection, commands)
 
-    monkeypatch.setattr(backends_module, "_ask", ask_late)
+    monkeypatch.setattr(backends_module, "_decide", ask_late)
 
 
 @both_modes

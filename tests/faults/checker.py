@@ -1,13 +1,14 @@
-"""Proves from a history alone that the limiter kept its promises, or says which call it broke one with.
+"""Check from a history alone that the limiter kept its promises; name the calls that show a violation.
 
-The moment of a decision is only known to lie between the start and the end of its call, and of some calls nobody knows
+The moment of a decision is only known to lie between the start and the end of its call, and it is unknown of some calls
 whether they were charged. So each count has two bounds:
 
 - **certain**: units that every possible order of events has counted at the moment of a decision;
 - **possible**: units that at least one possible order has counted.
 
-The true count lies between them. A decision is wrong if no count between them explains it, so nothing that could have gone
-right is ever reported. The bounds are tight where little happens at once, which is why workers also have keys of their own.
+The true count lies between them. A decision is wrong if no count between them explains it, so correct behaviour is
+never reported. The bounds are tight where little happens at once, which is why
+each worker also has private keys.
 
 All rules but the token bucket count a unit from a moment t until a moment that follows from t alone, unless it is given
 back; they differ in that moment only. A token bucket is bounded by what flows out of it. A renewal is such a moment t for a
@@ -26,7 +27,7 @@ from typing import NamedTuple
 from tests.faults.history import NEVER, SHARED, History, HistoryCall, RuleSpec, VerdictSeen
 
 RETRIES_CHECKED = 8
-"""Of so many refusals of one worker, the waiting time of one is checked; it takes longer than the rest."""
+"""One in this many refusals has its waiting time checked, which is slow."""
 
 CHARGING = ("hit", "hold", "confirm")
 
@@ -127,7 +128,7 @@ class Reset(NamedTuple):
     certain: bool
 
     def apply(self, charge: Charge) -> None:
-        """Let a charge that was counted before end here."""
+        """End a charge that was counted before the reset."""
         if charge.low <= self.high:
             charge.gone_low = min(charge.gone_low, max(self.low, charge.low))
         if self.certain and charge.high < self.low:
@@ -149,7 +150,7 @@ class Question(NamedTuple):
 
 
 def check(history: History) -> list[Violation]:
-    """Return what was violated; empty if every call can be explained."""
+    """Return all violations."""
     found = list(check_durations(history))
     accounts: dict[tuple[str, int, str], list[HistoryCall]] = defaultdict(list)
     for call in history.calls:
@@ -184,7 +185,7 @@ def check_durations(history: History) -> Iterator[Violation]:
                 yield Violation("outlived its deadline", call.limiter, call.key, 0, call, detail)
 
 
-# --- What was charged -------------------------------------------------------------------------------------------------
+# --- Charges ---------------------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -277,7 +278,7 @@ class Reader:
             charge.renewals.append(Renewal(call, low, high))
 
     def _decide(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
-        """Have a decision explained, if there was one."""
+        """Add a decision to the questions, if there was one."""
         if call.end is None or call.outcome not in ("admitted", "refused") or not call.verdicts:
             return
         low, high = self._interval(call)
@@ -301,7 +302,7 @@ class Reader:
         return charge
 
     def _split(self, held: list[Charge], charge: Charge, back: int) -> None:
-        """Let only so many units of a charge be given back, and the rest stay."""
+        """Split a charge: `back` units end, the rest stays."""
         if back < charge.units:
             rest = Charge(
                 charge.low, charge.high, charge.units - back, charge.certain, charge.admits, charge.limit
@@ -324,7 +325,7 @@ class Reader:
     def _last_moment(self, call: HistoryCall) -> int:
         """Return by when a call without an answer is carried out or dropped.
 
-        That is known for a cancelled call only, and not if a fault may have come in between.
+        That is known for a cancelled call only, and only without a fault near it.
         """
         within, end = self._history.released_within_us, call.end
         if (
@@ -343,7 +344,7 @@ class Reader:
         return call.start - slack, NEVER if call.end is None else call.end + slack
 
     def _forget(self, charge: Charge) -> None:
-        """Reckon with what the store may have lost: what it counted, and what was given back."""
+        """Apply declared losses of the store: lost charges, and lost refunds."""
         for loss in self._history.losses:
             if charge.low <= loss.until and charge.high >= loss.since:
                 charge.gone_low = min(charge.gone_low, loss.at)
@@ -351,7 +352,7 @@ class Reader:
                 charge.gone_high = NEVER
 
 
-# --- Rules that count a unit for so long ------------------------------------------------------------------------------
+# --- Rules with a fixed lifetime of units -------------------------------------------------------------------------------
 
 Found = tuple[str, HistoryCall, str]
 """Kind of a violation, the call that shows it, and the figures."""
@@ -386,7 +387,7 @@ class Sums:
 
 
 class WindowCount:
-    """The bounds of what a rule has counted at a moment."""
+    """The bounds of a rule's count at a moment."""
 
     def __init__(self, charges: list[Charge], expiry: Callable[[int], int]) -> None:
         self._expiry = expiry
@@ -448,7 +449,7 @@ class WindowCount:
 
 
 def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield what cannot be explained of the decisions of a rule that counts a unit for so long."""
+    """Yield the violations of a rule that counts each unit for a fixed time."""
     expiry = expiry_of(rule)
     count = WindowCount(charges, expiry)
     admissions = WindowCount([charge for charge in charges if charge.admits and charge.certain], expiry)
@@ -489,7 +490,7 @@ def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], i
 
 
 def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
-    """Return the least and the most that can have been counted before a decision, without what it replaced."""
+    """Return the lowest and highest possible count before a decision, without the hold that it replaced."""
     _, low, high, _, charged, _, replaced = question
     least, most = count.certain(low, high), count.possible(low, high) - charged
     for charge in replaced:
@@ -510,7 +511,7 @@ def explain(question: Question, least: int, most: int) -> Found | None:
     if not verdict.allowed and most + cost <= limit:
         return "refused with room", call, f"{cost} refused, though at most {most} of {limit} were counted"
     if replaced and not shown:
-        return None  # a refusal leaves what was to be replaced, so what is left says nothing about the rest
+        return None  # after a refusal the old hold stays, so the remaining units include it
     if verdict.remaining > max(0, limit - least - shown):
         detail = f"{verdict.remaining} of {limit} left, though at least {least + shown} were counted"
         return "forgotten units", call, detail
@@ -521,7 +522,7 @@ def explain(question: Question, least: int, most: int) -> Found | None:
 
 
 def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
-    """Yield a waiting time that is too short or too long, whatever the order of events."""
+    """Yield a waiting time that is too short or too long in every possible order of events."""
     call, low, high, verdict, _, _, replaced = question
     wait, limit = verdict.retry_us, verdict.limit
     if wait is None:
@@ -558,13 +559,13 @@ class Level:
 
     def __init__(self, rule: RuleSpec, charges: list[Charge]) -> None:
         self._period, self._rate = rule.period_us, max(rule.limits)
-        # What was given back, or may be lost, need not have been counted.
+        # Charges that were given back, or may be lost, need not have been counted.
         sure = [charge for charge in charges if charge.certain and charge.gone_low == NEVER]
         self._coming = sorted(sure, key=lambda charge: charge.high, reverse=True)
         self._level, self._at = 0, 0
 
     def at(self, known_by: int, moment: int) -> int:
-        """Return the level at a moment, of what was charged for sure by a time; both never go back."""
+        """Return the level at a moment from charges that are certain by `known_by`; both arguments never decrease."""
         while self._coming and self._coming[-1].high < known_by:
             charge = self._coming.pop()
             parts, late = charge.units * self._period, self._at - charge.low
@@ -579,7 +580,7 @@ class Level:
 def check_bucket(
     rule: RuleSpec, charges: list[Charge], questions: list[Question], resets: list[Reset]
 ) -> Iterator[Found]:
-    """Yield what cannot be explained of the decisions of a token bucket.
+    """Yield the violations of a token bucket.
 
     Units are reckoned in parts. A unit has as many as the period has microseconds, and as many as the limit flow out in one
     microsecond.
@@ -594,7 +595,7 @@ def check_bucket(
 
 
 def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield admissions for which there was no room, whatever the order of events, and answers with too much left."""
+    """Yield admissions and remaining units that are too high in every possible order of events."""
     period, rate = rule.period_us, max(rule.limits)
     level = Level(rule, charges)
     for question in sorted(questions, key=lambda question: question.low):
@@ -624,7 +625,7 @@ def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -
 
 
 def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield refusals for which there was room, whatever the order of events, and answers with too little left."""
+    """Yield refusals and remaining units that are too low in every possible order of events."""
     period, limit = rule.period_us, min(rule.limits)
     begun = Sums((charge.low, charge.units * period) for charge in charges)
     ended = Sums((charge.high, charge.units * period) for charge in charges)

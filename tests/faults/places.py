@@ -1,4 +1,4 @@
-"""The stores under test, each with its servers and with what can be done to them."""
+"""The stores under test, each with its servers and faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.waiting import until
 from tests.server.loopback import ServerProcess, no_room_for_files
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
-"""So that a server keeps what it has acknowledged."""
+"""Options with which a server keeps every acknowledged write."""
 
 UNREPLICATED_US = 5_000_000
 """How far a replica may be behind when it is promoted, on a busy machine."""
@@ -45,11 +45,11 @@ def now_us() -> int:
 
 @dataclass
 class Place:
-    """A store that workers hammer.
+    """A store that workers call.
 
     Attributes:
-        name: What it is called.
-        urls: Where workers find it; there may be several ways to it.
+        name: Its name.
+        urls: Its URLs; some lead through a proxy.
         options: Arguments of the store.
         scale: Of the limits.
         shared: Whether workers count together.
@@ -154,7 +154,7 @@ def sentinel(load: int) -> Iterator[Place]:
             began = now_us()
             until(lambda: all(_role(server) for server in servers))
             fail_over(port, servers)
-            # Until the primary of before has been demoted, some may go on asking it; what it counts is lost.
+            # Until the old primary is demoted, some callers may still use it; its writes are lost.
             place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
 
         def stop_any(rng: random.Random) -> None:
@@ -259,11 +259,11 @@ PLACES: dict[str, Callable[[int], contextlib.AbstractContextManager[Place]]] = {
 """Each with how many times as many hits are expected as without bursts; limits are larger by that."""
 
 
-# --- What can be done to servers --------------------------------------------------------------------------------------
+# --- Faults of servers ----------------------------------------------------------------------------------------------
 
 
 def server_faults(server: Any) -> dict[str, Fault]:
-    """Return what can be done to a server."""
+    """Return the faults of a server."""
     return {
         "stop the server": lambda rng: stop_server(server, rng),
         "kill the server": lambda rng: kill_server(server, rng),
@@ -271,12 +271,12 @@ def server_faults(server: Any) -> dict[str, Fault]:
 
 
 def last(rng: random.Random, shortest: float, longest: float) -> None:
-    """Let a fault, or the pause before the next one, last for some random seconds: real processes run meanwhile."""
+    """Sleep for some random seconds, in which real processes run."""
     time.sleep(rng.uniform(shortest, longest))
 
 
 def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
-    """Return what can be done to the way to a server."""
+    """Return the faults of the connections to a server."""
 
     def be(mode: Any) -> Fault:
         def fault(rng: random.Random) -> None:
@@ -294,7 +294,7 @@ def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
 
 
 def stop_server(server: Any, rng: random.Random) -> None:
-    """Let a server hang for a while, at times for longer than a deadline."""
+    """Stop a server for a while, at times for longer than a deadline."""
     server.pause()
     last(rng, 0.05, 1.5)
     server.resume()
@@ -316,7 +316,7 @@ def restart_redis(server: RedisServer) -> None:
 
 
 def fill_disk(server: RedisServer) -> None:
-    """Let a server find no room for its file, at which it gives up; then start it again."""
+    """Limit the size of a server's file until the server ends, then start it again."""
     size = max((path.stat().st_size for path in server.folder.rglob("*.aof")), default=0)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 2000, resource.RLIM_INFINITY))
     deadline = time.monotonic() + 2
@@ -327,7 +327,7 @@ def fill_disk(server: RedisServer) -> None:
 
 
 def losing(place: Place, fault: Fault, span_us: int) -> Fault:
-    """Return a fault at which the store may lose what it has counted in the last moments."""
+    """Return a fault that may lose the last writes of the store."""
 
     def declared(rng: random.Random) -> None:
         began = now_us()
@@ -398,7 +398,7 @@ def running_sentinel(primary: RedisServer) -> Iterator[int]:
 
 
 def fail_over(port: int, servers: list[RedisServer]) -> None:
-    """Have the sentinel make the replica the primary, and return when the primary of before is its replica."""
+    """Promote the replica through the Sentinel, and return when the old primary is its replica."""
     primaries = [b"role:master" in server.command("INFO", "replication") for server in servers]
     successor, before = servers[primaries.index(False)], servers[primaries.index(True)]
     with redis.Redis(port=port) as client:

@@ -1,4 +1,4 @@
-"""One round: workers hammer a store while faults happen to it and to them, and then every call has to be explained."""
+"""One round: workers call a store under faults, and then the checker explains every call."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.faults.worker import Orders
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 BUSY_US = 20_000_000
-"""What a busy machine may add to a deadline."""
+"""The most that a busy machine adds to a deadline."""
 
 RELEASED_WITHIN_US = 700_000
 """A cancelled hold must be given back so soon, in the absence of faults."""
 
 PATIENCE = 300.0
-"""Seconds after which a worker that should have ended hangs."""
+"""Seconds after which a worker counts as hanging."""
 
 STEP_US = 1000
 """If the machine's clock was set by more than this during a round, times say nothing."""
@@ -69,7 +69,7 @@ class RunningWorker:
     path: Path
 
     def said(self, stream: str) -> str:
-        """Return the last of what it wrote to a stream."""
+        """Return the end of its output."""
         return self.path.with_suffix(stream).read_text()[-3000:]
 
 
@@ -180,7 +180,7 @@ class Round:
         choice = rng.choice(["kill a worker", "stop a worker", *self.place.faults])
         workers = self._running()
         if choice == "kill a worker":
-            # One that has not begun has nothing to lose; and processes take long to start.
+            # A worker without calls has no state to lose, and processes take long to start.
             victims = [worker for worker in workers if worker.path.exists()]
             if not victims or rng.random() < 0.5:
                 return

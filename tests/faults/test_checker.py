@@ -1,4 +1,4 @@
-"""The checker, on histories written by hand: what it must report, and what it must not."""
+"""The checker on histories written by hand."""
 
 from __future__ import annotations
 

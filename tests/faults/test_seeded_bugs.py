@@ -24,7 +24,7 @@ HOLDING_CALLS = 60_000
 def violations(
     folder: Path, bug: str, calls: int, seed: int, *, tasks: bool = False, burst: int = 1
 ) -> set[str]:
-    """Return the kinds of what is found in the calls of one worker on a store in memory.
+    """Return the kinds of violations in the calls of one worker on a store in memory.
 
     The clock goes on by the call, and one thread or event loop makes all calls: so the same is found each time.
     """

@@ -1,4 +1,4 @@
-"""A process that calls limiters and records what it sees: `python -m tests.faults.worker '{"url": ...}'`."""
+"""A process that calls limiters and records the calls: `python -m tests.faults.worker '{"url": ...}'`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Interrupter:
 
 
 class BurstActor(Actor):
-    """An actor that may make many hits on one key, all at once in tasks, and records those that ended alike together."""
+    """An actor that may make many hits on one key at once, and records equal outcomes as one call."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         super().__init__(worker, random.Random(worker.orders.seed * 1000 + number))
@@ -225,7 +225,7 @@ class Worker:
         self._filler = threading.Thread(target=self._fill_disk)
 
     def run(self) -> None:
-        """Call until it is time to end, and close everything."""
+        """Make all calls, and close the store."""
         try:
             self._run()
         finally:
@@ -314,7 +314,7 @@ class Worker:
         return 1 / (self.orders.cancels if operation in ("hold", "renew") else OTHERS_CANCELLED)
 
     async def rest(self, rng: random.Random) -> None:
-        """Let other tasks run, after a quarter of the calls."""
+        """Yield to other tasks after a quarter of the calls."""
         if self.in_tasks and rng.random() < 0.25:
             await asyncio.sleep(0)
 
@@ -367,9 +367,9 @@ def skew_clock(microseconds: int) -> None:
 
 
 def main() -> None:
-    """Do what the argument says."""
-    logging.disable(logging.CRITICAL)  # what happens to stores is part of the plan
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # so that one that hangs says where
+    """Run the worker that the argument describes."""
+    logging.disable(logging.CRITICAL)  # errors of stores are expected
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # a hanging worker prints its stacks
     worker = Worker(Orders(**json.loads(sys.argv[1])))
     worker.run()
     print(json.dumps(worker.errors))

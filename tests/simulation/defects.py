@@ -93,7 +93,7 @@ def _forgets(rng: Random) -> tuple[Patch, ...]:
 
 
 def _fails_open(rng: Random) -> tuple[Patch, ...]:
-    """Admit one request of a run although there is no room for it."""
+    """Admit one request of a run beyond the limit."""
     numbers = count()
 
     async def decide(self: Any, request: Request) -> Any:

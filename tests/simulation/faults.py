@@ -263,6 +263,6 @@ class FaultInjector:
         self.network.clock.step(by)
 
     def drift(self) -> None:
-        """Let the clock of the servers run too fast or too slow."""
+        """Make the clock of the servers run too fast or too slow."""
         self.network.count("drift")
         self.network.clock.drift(self._rng.choice((0, 1e-5, 0.001, 0.01, -0.001, -0.01)))

@@ -53,7 +53,7 @@ class Program:
         number: Its number as a worker of the history.
         events: The recorded events.
         errors: Calls that failed: their starts and ends, the error, and the reason.
-        is_done: Whether it has ended, or was killed.
+        is_done: Whether it ended or was killed.
     """
 
     waits = 0.1

@@ -179,7 +179,7 @@ def _resp(reply: Any) -> bytes:
 class Cluster:
     """The nodes of a cluster, and the slots of each.
 
-    The nodes share their states: to move slots means to change who answers for them. One node has no slots; it takes over
+    The nodes share their states: moving slots changes only their owner. One node has no slots; it takes over
     those of a node that fails, and that node comes back without slots.
     """
 
@@ -226,7 +226,7 @@ class Cluster:
             self._owners[block] = self._moving.pop(block)
 
     def fail_over(self, rng: Random, snapshot: dict[bytes, Any]) -> RedisServer:
-        """Have the spare node take over the slots of another node, as they were; return the node that failed."""
+        """Give the slots of a node, with older states, to the spare node; return the node that failed."""
         failed = rng.choice([node for node in self.nodes if node is not self._spare])
         blocks = {block for block, node in enumerate(self._owners) if node is failed}
         for key in {*self.states, *snapshot}:

@@ -41,7 +41,7 @@ STORES = (
 package_version = cache(metadata.version)
 
 MOST_PROCESSES = 8
-"""Processes of one run, including those that replace killed ones."""
+"""The most processes of one run, including replacements of killed ones."""
 
 
 @dataclass
@@ -198,7 +198,7 @@ class World:
 
     @contextmanager
     def patches(self) -> Iterator[None]:
-        """Have redis-py and the PostgreSQL store connect to the simulated servers."""
+        """Connect redis-py and the PostgreSQL store to the simulated servers."""
         network = self.network
 
         async def connect_postgres(_: object, seconds: float, receiver: Any) -> Any:

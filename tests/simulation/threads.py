@@ -191,7 +191,7 @@ class Scheduler(Timeline):
 
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
-        """Have the driver use this scheduler for the length of a block."""
+        """Replace the driver's locks, signals and threads for the length of a block."""
 
         def call_later(seconds: float, method: Callable[..., None], *arguments: Any) -> bool:
             def work() -> None:

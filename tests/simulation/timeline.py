@@ -47,7 +47,7 @@ class WrongClock:
         self._offset += by_us
 
     def drift(self, rate: float) -> None:
-        """Let the clock gain `rate` seconds per second from now on."""
+        """Make the clock gain `rate` seconds per second from now on."""
         true = self._true_us()
         self._offset, self._since, self._rate = self.now_us() - true, true, rate
 

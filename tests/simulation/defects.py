@@ -237,14 +237,16 @@ DEFECTS = (
         "drops a cancelled settlement",
         "redis",
         ((AsyncRemoteGate, "_call", _call_unless_cancelled),),
-        seed=31,
+        (),
+        0,
+        CANCELLED_HOLDS,
     ),
     Defect(
         "takes the end of a session for an outage",
         "postgres",
         ((postgres.PostgresPeer, "may_repeat", _never_repeats),),
         ("terminate",),
-        seed=17,
+        seed=19,
     ),
     Defect(
         "sends two batches whose replies have no order",
@@ -262,7 +264,12 @@ DEFECTS = (
     Defect(
         "forgets what another tier owes", "redis", ((TokenBucket, "_drained", _drained_if_changed),), seed=8
     ),
-    Defect("sends a charge twice", "redis", ((RedisPeer, "may_repeat", _may_always_repeat),)),
-    Defect("sends a charge twice in threads", "threads", ((RedisPeer, "may_repeat", _may_always_repeat),)),
-    Defect("does not lock in threads", "threads", ((driver, "while_locked", _without_lock),)),
+    Defect("sends a charge twice", "redis", ((RedisPeer, "may_repeat", _may_always_repeat),), seed=6),
+    Defect(
+        "sends a charge twice in threads",
+        "threads",
+        ((RedisPeer, "may_repeat", _may_always_repeat),),
+        seed=22,
+    ),
+    Defect("does not lock in threads", "threads", ((driver, "while_locked", _without_lock),), seed=6),
 )

@@ -208,7 +208,7 @@ CANCELLED_HOLDS = {"actors": 12, "calls": 100, "cancels": 0.4, "thinks": 0.2, "b
 
 DEFECTS = (
     Defect("forgets one charge in 10,000", "redis", _forgets, (), 14, SLOW_HITS),
-    Defect("fails open once", "redis", _fails_open, (), 42),
+    Defect("fails open once", "redis", _fails_open, (), 2),
     Defect("leaks one cancelled hold in 1,000", "redis", _leaks, (), 47, CANCELLED_HOLDS),
     Defect("renews with a new lease", "redis", ((AsyncHold, "renew", _renew_with_new_lease),), ()),
     Defect(
@@ -216,14 +216,14 @@ DEFECTS = (
         "redis",
         ((RedisPeer, "_answer", _answer_replica_as_reset),),
         ("demote",),
-        seed=15,
+        seed=17,
     ),
     Defect(
         "loses replies with the end of a connection",
         "postgres",
         ((postgres.PostgresWire, "receive", _receive_late), (batching, "ENOUGH_TO_FOLLOW", 2)),
         ("restart", "block"),
-        seed=2,
+        seed=4,
     ),
     Defect("loses refunds on close", "redis", ((AsyncEngine, "_start", _start_unless_closed),), seed=52),
     Defect(

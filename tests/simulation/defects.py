@@ -225,7 +225,13 @@ DEFECTS = (
         ("restart", "block"),
         seed=4,
     ),
-    Defect("loses refunds on close", "redis", ((AsyncEngine, "_start", _start_unless_closed),), seed=52),
+    Defect(
+        "loses refunds on close",
+        "redis",
+        ((AsyncEngine, "_start", _start_unless_closed),),
+        faults=(),
+        plan={"exits": True},
+    ),
     Defect(
         "keeps a hold whose reply comes with the cancellation",
         "postgres",

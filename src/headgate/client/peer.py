@@ -19,7 +19,7 @@ from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Conversation, Receiver
+from headgate.stores.remote.peer import PENDING, Conversation, Receiver, abandon_task
 from headgate.stores.remote.wakeup import WakeUp
 
 MOST_BYTES = 32_768
@@ -150,6 +150,9 @@ class AsyncHttpWire:
     async def wait_closed(self) -> None:
         if self._closing is not None:
             await self._closing
+
+    def abandon(self) -> None:
+        abandon_task(self._exchanging)
 
     async def _exchange(self, request: httpx.Request) -> Response:
         response = await self._transport.handle_async_request(request)

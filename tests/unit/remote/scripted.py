@@ -182,6 +182,9 @@ class AsyncScriptedWire:
     async def wait_closed(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def _on_news(self) -> None:
         if self._wire.is_closed:
             return

@@ -314,6 +314,9 @@ class AsyncPostgresWire:
     async def wait_closed(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        """See `AsyncWire.abandon`; this connection has no tasks."""
+
     def _watch_writing(self) -> None:
         """Watch for writing while a part of the message is not yet sent."""
         if self._wire.is_unsent == self._is_writing:

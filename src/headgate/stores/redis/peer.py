@@ -269,6 +269,9 @@ class AsyncRedisWire(asyncio.Protocol):
     async def wait_closed(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        """See `AsyncWire.abandon`; this connection has no tasks."""
+
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.feed(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import struct
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +94,18 @@ class AsyncWire(Protocol):
 
     async def wait_closed(self) -> None:
         """Wait until a closed connection has freed its resources in this process."""
+
+    def abandon(self) -> None:
+        """Stop the tasks of the connection, whose event loop was closed: nothing will run them again."""
+
+
+def abandon_task(task: asyncio.Task[Any] | None) -> None:
+    """Stop a task whose event loop was closed, without warnings about a pending task or a coroutine never awaited."""
+    if task is not None:
+        coroutine: Any = task.get_coro()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # there is no public way to do this
+        with contextlib.suppress(RuntimeError):  # it would have to wait
+            coroutine.close()
 
 
 class Peer(Protocol):

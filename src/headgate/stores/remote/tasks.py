@@ -12,7 +12,7 @@ from typing import Any
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, RemoteCall
-from headgate.stores.remote.peer import AsyncWire, Peer
+from headgate.stores.remote.peer import AsyncWire, Peer, abandon_task
 
 logger = logging.getLogger("headgate")
 
@@ -182,12 +182,10 @@ class LoopEngine:
         self._closing = self._loop.create_task(self.aclose())
 
     def abandon(self) -> None:
-        """Stop connecting for an event loop that was closed during calls: nothing will run it again."""
-        if self._connecting is not None:
-            coroutine: Any = self._connecting.get_coro()
-            self._connecting._log_destroy_pending = False  # type: ignore[attr-defined]  # there is no public way to say so
-            with contextlib.suppress(RuntimeError):  # it would have to wait
-                coroutine.close()
+        """Stop the tasks of an event loop that was closed during calls: nothing will run them again."""
+        abandon_task(self._connecting)
+        if self._wire is not None:
+            self._wire.abandon()
 
     def _send(self) -> None:
         """Send the batches that may be sent now, or connect first."""

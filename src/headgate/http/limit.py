@@ -216,8 +216,9 @@ class RequestLimit(Generic[AnyLimiter]):
         cost, tier = self.cost, self.tier
         if type(cost) is not int and callable(cost):
             cost = cost(request)
-        if tier is not None and callable(tier):
-            tier = tier(request)
+        if tier is not None:
+            tier = tier(request) if callable(tier) else tier
+            self._check_tier(tier)
         return new_request("hit", key, cost, tier, None)
 
     async def awaited_question(self, request: Any) -> Request:
@@ -225,7 +226,13 @@ class RequestLimit(Generic[AnyLimiter]):
         key = await _value(self.key, request)
         if key is None:
             key = self.address(request).encode()
-        return Request("hit", key, await _value(self.cost, request), await _value(self.tier, request))
+        cost, tier = await _value(self.cost, request), await _value(self.tier, request)
+        self._check_tier(tier)
+        return Request("hit", key, cost, tier)
+
+    def _check_tier(self, tier: str | None) -> None:
+        if tier is not None:
+            self.version.limiter._check_tier(tier)
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 
+__all__ = ["Worker"]
+
 logger = logging.getLogger("headgate.server")
 
 READY = b"ready\n"

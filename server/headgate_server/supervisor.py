@@ -75,7 +75,7 @@ def run_workers(
         listener: The listening socket; it is closed at the end.
         number: The number of workers.
         started: Called once all workers answer.
-        ended: Called with the shared folder and the name of a worker that has ended.
+        ended: Called with the shared folder and the name of a terminated worker.
 
     Raises:
         WorkersFailed: A worker could not start, or they ended again and again.

@@ -157,7 +157,7 @@ async def test_a_candidate_stays_over_a_reload_as_long_as_its_rule() -> None:
     assert server.live["login"].policy.shadow == ()
 
 
-async def test_a_candidate_for_nothing_is_said_so() -> None:
+async def test_candidate_for_an_unknown_rule_is_refused() -> None:
     server = Server()
     path = "/v1/limiters/login/candidate"
     assert "no rule 'other'" in problem(await server.post(path, {"rule": "other", "quota": "3/minute"}), 404)

@@ -272,9 +272,7 @@ async def test_an_application_in_this_process_needs_no_port(clock: FakeClock) ->
         assert [answer.allowed for answer in answers] == [True] * 5 + [False] * 2
 
 
-async def test_what_is_too_large_together_is_sent_one_by_one(
-    server: ThreadedServer, store: ServerStore
-) -> None:
+async def test_large_calls_are_sent_separately(server: ThreadedServer, store: ServerStore) -> None:
     limiter = await store.async_limiter("race")
     server.use(policy_of(*LIMITERS, largest_body=1024))
     assert all(await asyncio.gather(*(limiter.hit("x" * 200) for _ in range(20))))

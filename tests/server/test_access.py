@@ -1,4 +1,4 @@
-"""Who may do what."""
+"""Access control."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ async def test_stores_are_hidden_without_a_token() -> None:
 
 
 async def test_cross_origin_requests_are_refused() -> None:
-    """No CORS: a page of another origin can send only what is refused as 415, and read nothing."""
+    """No CORS: the requests that a page of another origin can send are refused with 415, and it can read nothing."""
     server = Server()
     origin = {"origin": "https://evil.example"}
     for response in (

@@ -441,7 +441,7 @@ async def test_a_batch_is_bounded() -> None:
 
 
 async def test_batch_does_not_search_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look takes time that grows with both lists of names, and everybody waits meanwhile."""
+    """The search takes time that grows with both lists of names and blocks other requests."""
     monkeypatch.setattr(
         "headgate_server.operations.get_close_matches", lambda *_, **__: pytest.fail("it looks")
     )

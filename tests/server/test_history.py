@@ -1,4 +1,4 @@
-"""What was decided before now: bounded, written once, and kept over restarts."""
+"""The history of decisions: bounded, encoded once, and kept over restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hold book: a hold is settled once, whoever does it, wherever, and whatever happened in between."""
+"""Holds are settled exactly once, by any worker, also after restarts and failures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def book_on(store: NotingStore, *rules: str | Rule, **options: Any) -> HoldBook:
 
 
 async def left_on(store: NotingStore, key: Key | None = "alice", *rules: str | Rule) -> list[int]:
-    """Return what each rule has left."""
+    """Return the remaining units of each rule."""
     decision = await limiter_on(store, *rules).check(key, 0)
     return [result.remaining for result in decision.results]
 
@@ -270,7 +270,7 @@ async def test_units_stay_counted_if_a_worker_dies_before_it_gives_back(open_sto
     assert await left_on(store) == [200] * 4
 
 
-# --- Ids that are none, or none any more ------------------------------------------------------------------------------
+# --- Invalid and expired ids ------------------------------------------------------------------------------
 
 
 async def test_invalid_ids_are_unknown(open_store: OpenStore) -> None:
@@ -452,7 +452,7 @@ async def test_hold_is_released_if_the_store_is_full() -> None:
 
 
 class FailingNotes(MemoryStore):
-    """A memory store whose notes fail so many times, before or after they are kept."""
+    """A memory store whose next notes fail, before or after they are kept."""
 
     def __init__(
         self, failures: int = 0, *, after: bool = False, error: type[Exception] = StoreUnavailable

@@ -1,4 +1,4 @@
-"""The hold book when a store is down: what it still answers, whom it asks, and what it never gives back twice."""
+"""Holds while a store is down."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def take(book: HoldBook, tokens: int = 800, key: str = "alice") -> str:
 
 
 async def left_on(store: NotingStore, key: str = "alice") -> list[int]:
-    """Return what each rule has left."""
+    """Return the remaining units of each rule."""
     decision = await AsyncLimiter(*RULES, name="llm", store=store).check(key, 0)
     return [result.remaining for result in decision.results]
 
@@ -199,7 +199,7 @@ async def test_hold_gives_nothing_back_after_a_lost_confirmation(open_store: Ope
 
 
 async def test_slow_confirmation_is_still_admitted(open_store: OpenStore) -> None:
-    """Its units count, and those that another call took meanwhile: rather too few are admitted than too many."""
+    """Its units count, and so do those of the call that overtook it: too few are admitted rather than too many."""
     store, clock = open_store(), FakeClock()
     book, other = book_on(store, clock), book_on(open_store(), clock)
     hold_id = await take(book, 400)

@@ -45,7 +45,7 @@ class Site:
         return HoldBook(live)
 
     async def used(self, rule: Rule) -> int:
-        """Return what a rule has counted, live or in the shadow."""
+        """Return the used units of a live or shadow rule."""
         async with SQLiteStore(self._folder / "limits.db") as store:
             result = (await AsyncLimiter(rule, name="llm", store=store).check("alice", 0)).results[0]
             return result.limit - result.remaining

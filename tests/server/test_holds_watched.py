@@ -1,4 +1,4 @@
-"""What hooks hear of holds that live in a store: over all workers together, the units of open holds add up."""
+"""Hooks of holds with a record: the units of open holds add up over all workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HeldUnits(Hook):
 
 
 class Worker:
-    """A book with hooks of its own."""
+    """A book with separate hooks."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock, run: str = "") -> None:
         self.hook = HeldUnits()
@@ -164,7 +164,7 @@ async def test_hold_without_a_record_is_subtracted(worker: Worker, store: FlakyS
 async def test_number_of_watched_holds_is_bounded(
     worker: Worker, other: Worker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is beyond that is not counted as open, and not counted as settled later."""
+    """More holds are counted neither as open nor, later, as settled."""
     monkeypatch.setattr(open_holds, "MAX_OPEN", 2)
     ids = [await worker.take(cost) for cost in (1, 10, 100, 1000)]
     assert worker.hook.held == 11

@@ -173,7 +173,7 @@ async def test_pipelined_requests_are_all_answered_in_order() -> None:
 
 
 async def test_pipeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a client that pipelines and never reads: what it has sent stays bytes, and reading from it stops."""
+    """A client that pipelines and never reads: its input is not parsed further, and reading stops."""
     server, let_go = Server(), asyncio.Event()
 
     async def never(*_: Any) -> None:
@@ -305,7 +305,7 @@ async def test_waiting_clients_are_answered_at_stop() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_many_clients_leave_files_for_stores(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """Those that were accepted in one turn of the event loop, and those that make room for them, are all open."""
+    """New connections and those that make room for them are open at the same time."""
     monkeypatch.setattr(cap, "_open_files", lambda: 256)
     accept, seen = socket.socket.accept, list[int]()
 
@@ -373,7 +373,7 @@ async def answers_of(port: int, *sent: bytes) -> bytes:
 
 
 def slow_health(server: Server, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Let answers wait for an event that is returned."""
+    """Delay responses until the returned event is set."""
     let_go, answer = asyncio.Event(), server.app._answer
 
     async def slow(*arguments: Any) -> Any:
@@ -419,7 +419,7 @@ async def test_invalid_body_ends_only_its_request() -> None:
 
 
 async def test_large_body_in_one_piece_is_refused() -> None:
-    """As when the end of the head arrives with the body; there is no task yet that could have a time-out."""
+    """Head and body arrive together, so no task with a timeout runs yet."""
     server = Server(POLICY + "[server]\nlargest_body = 100")
     connection, transport = connection_of(server, ServerState())
     head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
@@ -444,7 +444,7 @@ async def test_started_response_is_not_corrupted() -> None:
 
 
 async def test_trailers_are_not_header_fields() -> None:
-    """They come behind what a proxy has looked at."""
+    """A proxy has not checked them."""
     body = b'b\r\n{"key":"a"}\r\n0\r\n%b\r\n\r\n'
     async with http_server_of(Server()) as port:
         hit = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + body
@@ -469,7 +469,7 @@ async def test_trailers_are_bounded(piece: bytes) -> None:
 async def test_requests_before_a_truncated_one_are_answered(
     monkeypatch: pytest.MonkeyPatch, complete: int
 ) -> None:
-    """Also if the first has to wait for its store when the client has ended in the middle of the last."""
+    """Also if the first waits for its store when the input ends in the middle of the last."""
     server, state = Server(), ServerState()
     let_go = slow_health(server, monkeypatch)
     connection, transport = connection_of(server, state)
@@ -626,7 +626,7 @@ async def test_idle_connections_make_room_at_the_cap(monkeypatch: pytest.MonkeyP
 
 
 def test_response_is_written_before_its_connection_is_cut() -> None:
-    """Both in one turn of the event loop, in which uvloop has not yet written what it was given."""
+    """Both in one iteration of the event loop, before uvloop has written its buffer."""
 
     async def answers() -> bytes:
         async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
@@ -781,7 +781,7 @@ async def test_body_is_not_counted_to_the_next_head() -> None:
 async def test_slow_event_client_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its connection is aborted, although what was written before has not been taken."""
+    """Its connection is aborted, although the client has not read everything."""
     caplog.set_level(logging.INFO, "headgate")
     server, dropped = Server(), asyncio.Event()
     send_stream = server.app._stream
@@ -805,7 +805,7 @@ async def test_slow_event_client_is_cut_off(
         server.app._events.publish(tick)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n")
-        # Nothing more is read until the server has given up; then there is no end of the stream, only of the connection.
+        # Nothing is read until the server gives up; then the connection ends without the end of the stream.
         await dropped.wait()
         received = await reader.read()
         writer.close()

@@ -95,7 +95,7 @@ def test_metric_files_reserve_their_space(tmp_path: Path) -> None:
 
 
 def test_metric_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is empty cannot be read: `/metrics` failed while another worker started."""
+    """Empty files cannot be read: `/metrics` failed while another worker started."""
     allocate, seen = os.posix_fallocate, []
 
     def look(*arguments: int) -> None:

@@ -1,4 +1,4 @@
-"""What is answered to what cannot be done: always a problem document, never a traceback."""
+"""Errors are problem documents, never tracebacks."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_disconnected_client_is_not_answered(begun: bool) -> None:
 
 
 async def called(server: Server, receive: Any) -> list[Any]:
-    """Call the application as a server would, and return what it sends."""
+    """Call the application like a server, and return its messages."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""A server records what it decided, if its policy asks for it, and the recording can be replayed."""
+"""A server records its decisions if the policy says so, and the recording can be replayed."""
 
 from __future__ import annotations
 

@@ -370,7 +370,7 @@ def test_unknown_store_is_one_line(tmp_path: Path) -> None:
     assert "no store is known for 'nosuch'" in message
 
 
-# What is asked of stores before anything is served
+# Stores at the start
 
 
 def test_misconfigured_store_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Holds of a server with several workers on a shared store: calls that race, and a worker that is killed meanwhile."""
+"""Holds of several workers on a shared store: racing calls, and a killed worker."""
 
 from __future__ import annotations
 

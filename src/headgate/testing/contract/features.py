@@ -336,7 +336,7 @@ class PlaceTests(Contract):
 
     def test_hits_and_records_are_refused_and_take_nothing(self) -> None:
         limiter = self._places(2)
-        for call in (limiter.hit, limiter.record, limiter.wait):
+        for call in (limiter.hit, limiter.record):
             with pytest.raises(ConfigError, match="hold"):
                 call("a")
         assert limiter.check("a", 0).remaining == 2

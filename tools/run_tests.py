@@ -47,9 +47,9 @@ CORE = (
     *(f"conformance/test_{name}.py" for name in ("memory", "async_memory")),
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
-ONLY_COMPILED = tuple(
-    f"unit/test_{name}.py" for name in ("large_states", "pickling", "platforms", "races", "refunds")
-)
+SHARED_KIT = "conformance/test_async_sqlite.py::TestAsyncSQLiteByItsOwnClock"
+"""The kit on a shared store, on plain Python too: the coverage bar counts its tests of several processes."""
+ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("platforms", "races", "refunds"))
 """Exceptions: on plain Python the kit is enough for these subjects, and they add no coverage."""
 OLDEST_POSTGRES = (
     *(
@@ -118,7 +118,7 @@ def all_jobs(reports: Path) -> list[Job]:
     found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     suites = [*(name for name in LONG if name in found), *sorted(found.difference(LONG))]
     plain = [path for path in paths_of(*CORE) if path not in paths_of(*ONLY_COMPILED)]
-    core = pytest_job("plain core", plain, reports, is_measured=True)
+    core = pytest_job("plain core", [*plain, TESTS / SHARED_KIT], reports, is_measured=True)
     checks = Job("checks", ["make", "check"], environment())
     return [core, oldest_postgres_job(reports), *jobs_of(suites, reports), checks]
 

@@ -432,7 +432,7 @@ async def test_a_send_counts_even_if_it_cannot_be_stored(
     """surroundings 1.6, 7: the e-mail has gone, whatever the database says."""
     service = await start(**{PER_MINUTE: 1})
 
-    async def fail(*args: object) -> None:
+    async def fail(*args: object, **columns: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr("headgate_services.mail.sending.add_message", fail)

@@ -176,5 +176,5 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
         monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:s3cret@127.0.0.1:{redis.port}")
         assert main(["run", "telegram"]) == 0
     assert main(["run", "telegram"]) == 0
-    assert "RATE_LIMIT_KV cannot be reached, and messages are let through until it can" in caplog.text
+    assert "RATE_LIMIT_KV cannot be reached; messages are not limited until it is back" in caplog.text
     assert len(started) == 2

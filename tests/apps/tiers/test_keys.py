@@ -92,7 +92,7 @@ def test_keys_from_the_command_line(
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("hg_")
     assert main(["tiers", "keys", "create", "bob", "--tier", "mystery"]) == 0
-    assert "No limit is set for tier 'mystery': that of anonymous applies." in capsys.readouterr().err
+    assert "Tier 'mystery' has no limit; the limit of anonymous applies." in capsys.readouterr().err
     assert main(["tiers", "keys", "list"]) == 0
     header, ada, bob = capsys.readouterr().out.splitlines()
     assert header.split() == ["KEY", "USER", "TIER", "CREATED", "REVOKED"]

@@ -58,7 +58,7 @@ def test_the_line_on_not_connecting(server: RedisServer, caplog: pytest.LogCaptu
     setup_rate_limiting(f"redis://ada:{ENCODED}@127.0.0.1:{server.port}/0", timeout=30)
     [record] = caplog.records
     assert record.levelname == "WARNING"
-    assert f"Rate limiting: Redis at redis://***@127.0.0.1:{server.port}/0 does not answer" in caplog.text
+    assert f"Rate limiting: Redis at redis://***@127.0.0.1:{server.port}/0 does not reply" in caplog.text
     assert "cret-p" not in caplog.text
 
 

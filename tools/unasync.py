@@ -57,7 +57,7 @@ REPLACEMENTS = {
     r"check_coroutine_function": "check_plain_function",
     r"async with": "with",
     r"pending_call\((self\._wait\(.*\))\)": r"\1",
-    r"PendingHold\((self\._take\(.*\))\)": r"\1",
+    r"PendingHold\((self\._hold\(.*\))\)": r"\1",
     r"PendingHold": "Hold",
     r"for coroutines\. `headgate\.(\w+\.)*_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
 }

@@ -66,8 +66,8 @@ def find_pythons() -> dict[str, str]:
 
 def version_of(python: str) -> str:
     """Return the version of an interpreter, as in `3.13`; empty if it does not run, as a shim of pyenv may not."""
-    decide = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    return subprocess.run(decide, capture_output=True, text=True, check=False).stdout.strip()
+    command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def run_suite(version: str, python: str) -> Outcome:

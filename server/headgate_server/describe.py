@@ -10,7 +10,7 @@ from headgate import AsyncLimiter, Rule
 from headgate.clock import MICROSECONDS
 from headgate.observe import redact
 from headgate.outage import policy_to_data
-from headgate.policy import OVERRIDE, LimiterPolicy, in_words
+from headgate.policy import LimiterPolicy, in_words
 from headgate.quota import format_period
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS
 from headgate_server.wire import LimiterShown, RuleShown, StoreShown
@@ -88,8 +88,8 @@ def toml_key(name: str) -> str:
 
 
 def _tiers(rule: Rule) -> dict[str, str | int]:
-    """Return the quotas of a rule's tiers, without those that stand for single keys."""
-    return {tier: rule.data_of(quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)}
+    """Return the quotas of a rule's tiers."""
+    return {tier: rule.data_of(quota) for tier, quota in rule.tiers.items()}
 
 
 def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy, reason: str | None = None) -> StoreShown:

@@ -57,12 +57,11 @@ async def _results(
     policy = limiter.policy
     scopes = {rule.scope for rule in policy.rules}
     own = {scope: part for scope, part in key.items() if scope in scopes} if isinstance(key, Mapping) else key
-    gate = limiter.store.bind_async(
-        limiter.name, tuple(with_unreachable_limits(rule) for rule in policy.rules)
-    )
+    rules = policy.rules_for(key, tier, policy.rules)
+    gate = limiter.store.bind_async(limiter.name, tuple(map(with_unreachable_limits, rules)))
     # A memory store has the policy's clock itself; to any other one its time goes with every call.
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
-    counted, _ = await gate.decide(Request("peek", own, 0, policy.tier_for(key, tier), now))
+    counted, _ = await gate.decide(Request("peek", own, 0, now=now))
     return [
         usage_of(rule, at_zero, one_more)
         for rule, at_zero, one_more in zip(policy.rules, counted.results, decision.results, strict=True)

@@ -24,7 +24,7 @@ from headgate import ConfigError, Decision, Hook, Rule
 from headgate.costs import Cost
 from headgate.keys import Key, key_to_data
 from headgate.observe import Call, TopKeys
-from headgate.policy import OVERRIDE, AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words, known_tiers
+from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, LimiterPolicy, ShadowCount, in_words
 from headgate.rules import REQUESTS
 from headgate.stores import MemoryStore
 from headgate_server.candidates import WatchedRules, warm_at
@@ -98,7 +98,7 @@ class Statistics(Hook):
         self._shared_folder = shared_folder
         self._counts: dict[str, list[int]] = {}
         self._refusals: Counter[tuple[str, str, str | None]] = Counter()
-        self._tiers: dict[str, frozenset[str]] = {}
+        self._policies: dict[str, LimiterPolicy] = {}
         self._held: dict[str, Counter[str]] = {}
         """Units of open holds, by limiter and unit; under `_EVERY` those that count in every unit."""
         self._candidates: WatchedRules = {}
@@ -150,9 +150,10 @@ class Statistics(Hook):
             latency.add(seconds, time.time())
 
     def _note_refusal(self, call: Call, decision: Decision) -> None:
-        # Tiers are what callers say, and there is no end of those that no rule knows.
-        tier = call.tier if call.tier in self._tiers.get(call.limiter, ()) else None
-        if call.tier is not None and call.tier.startswith(OVERRIDE):
+        # Callers may name any tier, so unknown ones are counted together.
+        policy = self._policies.get(call.limiter)
+        tier = call.tier if policy is not None and call.tier in policy.tiers else None
+        if policy is not None and policy.override_for(call.key):
             tier = "override"
         if not decision.degraded:  # then it was no rule that refused
             self._refusals[call.limiter, decision.denied_by or "", tier] += 1
@@ -221,7 +222,7 @@ class Statistics(Hook):
 
     def _know(self, live: AsyncLivePolicy) -> None:
         """Know what matters of the limiters that there are now."""
-        self._tiers = {name: known_tiers(limiter.policy.rules) for name, limiter in live.items()}
+        self._policies = {name: limiter.policy for name, limiter in live.items()}
         self._latencies = {
             name: self._latencies.get(name) or StoreLatency()
             for name, limiter in live.items()

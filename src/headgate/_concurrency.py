@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Event:
-    """An event that is set once and has one waiting thread.
+    """An event that has one waiting thread.
 
     Waiting and setting are single calls of a lock. So a signal handler that raises in either thread leaves nothing locked.
     `threading.Event` does not guarantee this, because it is written in Python.
@@ -45,6 +45,11 @@ class Event:
             self._blocker.release()
         return True
 
+    def clear(self) -> None:
+        """Reset the event, so that it can be set again. The waiter calls this, not at the same time as `set`."""
+        self._blocker.acquire(blocking=False)
+        self._is_set = False
+
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds; return whether the event was set."""
         return self._is_set or self._blocker.acquire(timeout=max(0, timeout))
@@ -55,7 +60,7 @@ class Event:
 
 
 class AsyncEvent:
-    """An event that is set once, possibly from another event loop, and has one waiting task.
+    """An event that has one waiting task, and may be set from another event loop.
 
     Attributes:
         is_over: Set by the waiter when it stops waiting.
@@ -78,6 +83,11 @@ class AsyncEvent:
                 return False
             self._is_set = True
         return True
+
+    def clear(self) -> None:
+        """Reset the event, so that it can be set again. The waiter calls this, not at the same time as `set`."""
+        self._event.clear()
+        self._is_set = False
 
     async def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds; return whether the event was set."""

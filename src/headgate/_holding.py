@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
 from headgate._checks import Unpicklable
@@ -22,6 +23,9 @@ class HoldBase(Unpicklable):
 
     is_observed = False
     """Whether hooks are called at its end."""
+
+    on_end: Callable[[], None] | None = None
+    """Called when the hold ends, to wake callers that wait for its places."""
 
     _is_excess_degraded = False
 
@@ -115,7 +119,9 @@ class HoldBase(Unpicklable):
         return cost if isinstance(cost, int) else self._units.named(final)
 
     def _tell_end(self) -> None:
-        """Call hooks if the hold is final, also after a store failure."""
+        """If the hold is final, wake waiters; also after a store failure."""
+        if self._final is not None and self.on_end is not None:
+            self.on_end()
 
     def _ended(self) -> Decision:
         if self._confirmed is not None or not self.decision.allowed:
@@ -139,6 +145,7 @@ class ObservedHoldBase(HoldBase):
         self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
 
     def _tell_end(self) -> None:
+        super()._tell_end()
         if self._final is not None:
             self._hooks.settled(self._call, self._final)
 

@@ -8,12 +8,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 from headgate._checks import Unpicklable, check_text
 from headgate._fair_queue import FairQueue
-from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
+from headgate.clock import MICROSECONDS, Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError
-from headgate.keys import Key, key_picker
+from headgate.keys import Key, PlainKey, key_picker
 from headgate.outage.fallback import Health
+from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
@@ -26,6 +27,10 @@ G = TypeVar("G")
 
 HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
 """Which header fields HTTP edges write, in a word."""
+
+
+Place = tuple[str, PlainKey]
+"""Identity of a `concurrent` rule, and a key."""
 
 
 class LimiterBase(Unpicklable, Generic[S, G]):
@@ -57,12 +62,14 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         self.units = Units(self.name, self.rules)
         self.health = Health()
         self._queue = FairQueue()
+        self._place_queue = FairQueue()
         self._turn_of = key_picker(self.rules)
         self._ping: Any = None
         given = check_clock(clock)
         self._handle = _handle_on(store, clock)
         self.store: S = self._checked(store, method) if self._handle is None else self._handle.store
         self._clock: Clock = given or _pace_of(self.store)
+        self._has_real_time = isinstance(self._clock, SteadyClock | WallClock)
 
     def _checked(self, store: Any, method: str) -> Any:
         """Return a given store if it can bind rules for this kind of limiter."""
@@ -91,8 +98,43 @@ class LimiterBase(Unpicklable, Generic[S, G]):
 
     def _is_too_late(self, refusal: Decision, deadline: int | None) -> bool:
         """Return whether waiting would end after the deadline, or never."""
-        pause = refusal.retry_after_us
+        pause, _ = self._waits_for(refusal)
         return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
+
+    def _waits_for(self, refusal: Decision) -> tuple[int | None, str | None]:
+        """Return the shortest wait in microseconds, and the name of the `concurrent` rule if only places are missing.
+
+        The wait is `None` if the call will never be admitted. A place may be released at any time, long before its lease
+        ends.
+        """
+        pause = refusal.retry_after_us
+        if pause is None or not self.units.has_places:
+            return pause, None
+        has_places = {rule.name: rule.kind == "concurrent" for rule in self.rules}
+        verdicts = zip(refusal.names, refusal.verdicts, strict=True)
+        refusing = {name: verdict.retry_after_us for name, verdict in verdicts if not verdict.allowed}
+        others = [wait or 0 for name, wait in refusing.items() if not has_places.get(name)]
+        if others or not refusing:
+            return max(others, default=pause), None
+        return 1, refusal.rule
+
+    def _poll_pause(self, place: Place, refusal: Decision, deadline: int | None) -> float:
+        """Return the seconds after which a waiter tries again to take a place, even if nobody released one here."""
+        pauses = [self._place_queue.poll(place), refusal.retry_after or 0]
+        if deadline is not None:
+            pauses.append((deadline - self._clock.now_us()) / MICROSECONDS)
+        return max(0.0, min(pauses))
+
+    def _places_of(self, key: Key | None) -> dict[str, Place]:
+        """Return the places of a key, by the names of their `concurrent` rules."""
+        parts = zip(self.rules, self._turn_of(key), strict=True)
+        return {rule.name: (rule.identity, part) for rule, part in parts if rule.kind == "concurrent"}
+
+    def _wake_waiters(self, key: Key | None) -> None:
+        """Wake the first waiter of each place that a hold of this key has released."""
+        if not self._place_queue.is_empty:
+            for place in self._places_of(key).values():
+                self._place_queue.wake_first(place)
 
     # A limiter of a policy file changes with the file. HTTP edges prepare their headers for `current`, and again when
     # `current` is replaced. Other limiters never change.
@@ -100,8 +142,10 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     headers: HeaderStyle | None = None
     """The header fields that the policy configures."""
 
-    tier_for: Callable[[Key | None, str | None], str | None] | None = None
-    """Returns the tier that decides a call, from its key and tier; `None` if calls keep their tier."""
+    terms_for: Callable[[Key | None, str | None, Quotas | None], tuple[str | None, Quotas | None]] | None = (
+        None
+    )
+    """Returns the tier and quotas that decide a call, from its key, tier and quotas; `None` if calls keep theirs."""
 
     quotas: QuotaCache | None = None
     """Cached results of the function for callers' quotas; `None` without one."""

@@ -314,14 +314,14 @@ class Looks:
     def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
         self.count = 0
         turns: Any = limiter._queue
-        look = turns.call_first
+        look = turns.wake_first
 
         def counted(*arguments: Any) -> bool:
             self.count += 1
             found: bool = look(*arguments)
             return found
 
-        turns.call_first = counted
+        turns.wake_first = counted
 
 
 async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:

@@ -132,15 +132,11 @@ class StoreView:
     def _counts(
         self, rules: tuple[Rule, ...], key: Key | None, tier: str | None, shadow: bool
     ) -> Iterator[RuleUsage]:
-        from headgate.policy import known_tiers
-
-        store = self._opened(self._limiter.store)
-        tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
-        key = _part_for(rules, key)
-        counted, _ = store.bind(self.name, tuple(map(with_unreachable_limits, rules))).decide(
-            Request("peek", key, 0, tier)
-        )
-        for_one_more, _ = store.bind(self.name, rules).decide(Request("peek", key, 1, tier))
+        store, part = self._opened(self._limiter.store), _part_for(rules, key)
+        rules = self._limiter.rules_for(key, tier, rules)
+        unreachable = tuple(map(with_unreachable_limits, rules))
+        counted, _ = store.bind(self.name, unreachable).decide(Request("peek", part, 0))
+        for_one_more, _ = store.bind(self.name, rules).decide(Request("peek", part, 1))
         for rule, at_zero, one_more in zip(rules, counted.results, for_one_more.results, strict=True):
             yield usage_of(rule, at_zero, one_more, shadow=shadow)
 

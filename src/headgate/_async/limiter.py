@@ -10,12 +10,13 @@ from typing import Any, ParamSpec, TypeVar
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, PendingHold
 from headgate._concurrency import AsyncEvent, check_coroutine_function, run_without_waiting
+from headgate._fair_queue import PlaceWaiter
 from headgate._hit import AsyncHitMethods, pending_call
 from headgate._limiting import LimiterBase
-from headgate.clock import Clock, time_limit, to_microseconds
+from headgate.clock import MICROSECONDS, Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
-from headgate.errors import RateLimited
+from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
 from headgate.outage._async.gate import AsyncResilientGate
@@ -140,13 +141,39 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
+        timeout: float | None = None,
     ) -> PendingHold:
         """Take units that are not final yet: `async with limiter.hold(key) as hold`, or `hold = await …`.
 
         Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
         expire, and its places in a `concurrent` rule until their lease ends.
+
+        With a `timeout` it waits like `wait`, and is woken when another hold of this process releases a place. Places that
+        other processes release are noticed within a fraction of a second.
+
+        Raises:
+            ConfigError: The time-out is not a number, or `now=` is given too.
+            RateLimited: With a `timeout`: the units would not be admitted within that time. Without one, a refused hold is
+                returned; it is false.
         """
-        return PendingHold(self._take(key, cost, tier, quota, now))
+        return PendingHold(self._hold(key, cost, tier, quota, now, timeout))
+
+    async def _hold(
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+        timeout: float | None,
+    ) -> AsyncHold:
+        if timeout is None:
+            return await self._take(key, cost, tier, quota, now)
+        if now is not None:
+            raise ConfigError("hold waits by its clock: use either now= or timeout=")
+        take = functools.partial(self._take, key, cost, tier, quota, None)
+        hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout)
+        return hold
 
     async def _decide(
         self,
@@ -167,9 +194,12 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
         request = self.request("hold", key, cost, tier, quota, now)
         decision, receipts = await self.gate.decide(request)
         gate, quotas = self.settling(receipts), request.quotas
-        return self.new_hold(
+        hold = self.new_hold(
             gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas
         )
+        if self.units.has_places:
+            hold.on_end = functools.partial(self._wake_waiters, key)
+        return hold
 
     def wait(
         self,
@@ -182,7 +212,8 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
     ) -> Coroutine[Any, Any, Decision]:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
-        With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait.
+        With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait. For a `concurrent`
+        rule it waits until a place is free, and does not keep the place; `hold` with a `timeout` does.
 
         Raises:
             ConfigError: The time-out is not a number.
@@ -194,6 +225,25 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
     async def _wait(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
     ) -> Decision:
+        if self.units.has_places:
+            take = functools.partial(self._take, key, cost, tier, quota, None)
+            hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout)
+            await hold.settle(hold.cost)
+            return hold.decision
+        hit = functools.partial(self.hit, key, cost, tier=tier, quota=quota)
+        decision: Decision = await self._take_in_turn(hit, key, cost, tier, quota, timeout)
+        return decision
+
+    async def _take_in_turn(
+        self,
+        take: Callable[[], Coroutine[Any, Any, Any]],
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        timeout: float | None,
+    ) -> Any:
+        """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold."""
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
@@ -206,18 +256,42 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
         try:
             if not (self._queue.join(turn, ticket) or await self._comes_to_front(turn, ticket, timeout)):
                 raise RateLimited((await self.check(key, cost, tier=tier, quota=quota)).as_refused())
-            # With the condition in its head, the loop would jump back outside of the `try` on Python 3.12 and 3.13.
-            while True:
-                decision = await self.hit(key, cost, tier=tier, quota=quota)
-                if decision:
-                    break
-                if self._is_too_late(decision, deadline):
-                    raise RateLimited(decision)
-                await self._clock.asleep(decision.retry_after or 0)
+            return await self._take_at_front(take, key, deadline)
         finally:
             ticket.is_over = True  # before the call, in which a signal handler could raise
             self._queue.leave(turn, ticket)
-        return decision
+
+    async def _take_at_front(
+        self, take: Callable[[], Coroutine[Any, Any, Any]], key: Key | None, deadline: int | None
+    ) -> Any:
+        """Call `take` until it is admitted; sleep after each refusal, until time has passed or a place is released."""
+        sleeper = PlaceWaiter(self._place_queue, AsyncEvent())
+        try:
+            while True:
+                sleeper.rearm()
+                taken = await take()
+                if taken:
+                    return taken
+                refusal: Decision = getattr(taken, "decision", taken)
+                if self._is_too_late(refusal, deadline):
+                    raise RateLimited(refusal)
+                pause, rule = self._waits_for(refusal)
+                place = None if rule is None else self._places_of(key).get(rule)
+                if sleeper.moves_to(place):
+                    continue  # the place may have been released before the move
+                if place is None:
+                    await self._clock.asleep((pause or 0) / MICROSECONDS)
+                else:
+                    await self._sleep(sleeper.ticket, self._poll_pause(place, refusal, deadline))
+        finally:
+            sleeper.leave()
+
+    async def _sleep(self, ticket: AsyncEvent, seconds: float) -> None:
+        """Sleep until the ticket is set, for at most `seconds`."""
+        if self._has_real_time:
+            await ticket.wait(seconds)
+        else:
+            await self._clock.asleep(seconds)
 
     async def _comes_to_front(self, turn: object, ticket: AsyncEvent, timeout: float | None) -> bool:
         """Wait until a ticket is at the front of its queue; return false after `timeout` seconds."""
@@ -228,7 +302,7 @@ class AsyncLimiter(AsyncHitMethods, LimiterBase[AsyncStore, AsyncGate]):
                 return True
             if left <= pause:
                 return False
-            self._queue.call_first(turn)
+            self._queue.wake_first(turn)
 
     async def reset(self, key: Key | None = None) -> None:
         """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for all callers."""

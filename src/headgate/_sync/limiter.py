@@ -6,17 +6,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from headgate._concurrency import Event, check_plain_function
+from headgate._fair_queue import PlaceWaiter
 from headgate._hit import HitMethods
 from headgate._limiting import LimiterBase
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
-from headgate.clock import Clock, time_limit, to_microseconds
+from headgate.clock import MICROSECONDS, Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
-from headgate.errors import RateLimited
+from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
 from headgate.outage._sync.gate import ResilientGate
@@ -141,13 +142,39 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
+        timeout: float | None = None,
     ) -> Hold:
         """Take units that are not final yet: `with limiter.hold(key) as hold`, or `hold = …`.
 
         Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
         expire, and its places in a `concurrent` rule until their lease ends.
+
+        With a `timeout` it waits like `wait`, and is woken when another hold of this process releases a place. Places that
+        other processes release are noticed within a fraction of a second.
+
+        Raises:
+            ConfigError: The time-out is not a number, or `now=` is given too.
+            RateLimited: With a `timeout`: the units would not be admitted within that time. Without one, a refused hold is
+                returned; it is false.
         """
-        return self._take(key, cost, tier, quota, now)
+        return self._hold(key, cost, tier, quota, now, timeout)
+
+    def _hold(
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+        timeout: float | None,
+    ) -> Hold:
+        if timeout is None:
+            return self._take(key, cost, tier, quota, now)
+        if now is not None:
+            raise ConfigError("hold waits by its clock: use either now= or timeout=")
+        take = functools.partial(self._take, key, cost, tier, quota, None)
+        hold: Hold = self._take_in_turn(take, key, cost, tier, quota, timeout)
+        return hold
 
     def _decide(
         self,
@@ -168,9 +195,12 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         request = self.request("hold", key, cost, tier, quota, now)
         decision, receipts = self.gate.decide(request)
         gate, quotas = self.settling(receipts), request.quotas
-        return self.new_hold(
+        hold = self.new_hold(
             gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas
         )
+        if self.units.has_places:
+            hold.on_end = functools.partial(self._wake_waiters, key)
+        return hold
 
     def wait(
         self,
@@ -183,7 +213,8 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
     ) -> Decision:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
-        With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait.
+        With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait. For a `concurrent`
+        rule it waits until a place is free, and does not keep the place; `hold` with a `timeout` does.
 
         Raises:
             ConfigError: The time-out is not a number.
@@ -195,6 +226,25 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
     def _wait(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
     ) -> Decision:
+        if self.units.has_places:
+            take = functools.partial(self._take, key, cost, tier, quota, None)
+            hold: Hold = self._take_in_turn(take, key, cost, tier, quota, timeout)
+            hold.settle(hold.cost)
+            return hold.decision
+        hit = functools.partial(self.hit, key, cost, tier=tier, quota=quota)
+        decision: Decision = self._take_in_turn(hit, key, cost, tier, quota, timeout)
+        return decision
+
+    def _take_in_turn(
+        self,
+        take: Callable[[], Any],
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        timeout: float | None,
+    ) -> Any:
+        """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold."""
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
@@ -207,18 +257,40 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         try:
             if not (self._queue.join(turn, ticket) or self._comes_to_front(turn, ticket, timeout)):
                 raise RateLimited((self.check(key, cost, tier=tier, quota=quota)).as_refused())
-            # With the condition in its head, the loop would jump back outside of the `try` on Python 3.12 and 3.13.
-            while True:
-                decision = self.hit(key, cost, tier=tier, quota=quota)
-                if decision:
-                    break
-                if self._is_too_late(decision, deadline):
-                    raise RateLimited(decision)
-                self._clock.sleep(decision.retry_after or 0)
+            return self._take_at_front(take, key, deadline)
         finally:
             ticket.is_over = True  # before the call, in which a signal handler could raise
             self._queue.leave(turn, ticket)
-        return decision
+
+    def _take_at_front(self, take: Callable[[], Any], key: Key | None, deadline: int | None) -> Any:
+        """Call `take` until it is admitted; sleep after each refusal, until time has passed or a place is released."""
+        sleeper = PlaceWaiter(self._place_queue, Event())
+        try:
+            while True:
+                sleeper.rearm()
+                taken = take()
+                if taken:
+                    return taken
+                refusal: Decision = getattr(taken, "decision", taken)
+                if self._is_too_late(refusal, deadline):
+                    raise RateLimited(refusal)
+                pause, rule = self._waits_for(refusal)
+                place = None if rule is None else self._places_of(key).get(rule)
+                if sleeper.moves_to(place):
+                    continue  # the place may have been released before the move
+                if place is None:
+                    self._clock.sleep((pause or 0) / MICROSECONDS)
+                else:
+                    self._sleep(sleeper.ticket, self._poll_pause(place, refusal, deadline))
+        finally:
+            sleeper.leave()
+
+    def _sleep(self, ticket: Event, seconds: float) -> None:
+        """Sleep until the ticket is set, for at most `seconds`."""
+        if self._has_real_time:
+            ticket.wait(seconds)
+        else:
+            self._clock.sleep(seconds)
 
     def _comes_to_front(self, turn: object, ticket: Event, timeout: float | None) -> bool:
         """Wait until a ticket is at the front of its queue; return false after `timeout` seconds."""
@@ -229,7 +301,7 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
                 return True
             if left <= pause:
                 return False
-            self._queue.call_first(turn)
+            self._queue.wake_first(turn)
 
     def reset(self, key: Key | None = None) -> None:
         """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for all callers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from headgate._fair_queue import FairQueue
@@ -15,7 +15,7 @@ from headgate.policy.model import LimiterPolicy
 from headgate.policy.shadows import ShadowCount, ShadowRule
 from headgate.stores.handle import StoreHandle
 
-_PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "new_hold", "gate")
+_PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "_place_queue", "new_hold", "gate")
 """Attributes taken from the current version. A call reads the gate once, so it sees one version."""
 
 
@@ -42,6 +42,7 @@ class ReloadingLimiter(Generic[V]):
         self._handle: StoreHandle | None = None  # its store belongs to the policy
         self._queue = FairQueue()  # waiters stay where they are when the version changes
         self._clock = version._clock
+        self._has_real_time = version._has_real_time
         self._lock = watch(threading.Lock())
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._adopt(version)
@@ -82,10 +83,13 @@ class ReloadingLimiter(Generic[V]):
         self._adopt(version)
         with self._lock:
             listeners = list(self._listeners)
-        for listener in listeners:
-            notify = listener()
-            if notify is not None:
-                try:
-                    notify()
-                except Exception:  # noqa: BLE001  # an error in a listener must not affect the policy
-                    logger.exception("%r failed on a new policy", notify)
+        call_listeners(notify for listener in listeners if (notify := listener()) is not None)
+
+
+def call_listeners(listeners: Iterable[Callable[[], None]]) -> None:
+    """Call functions; log their errors, which must not affect the policy."""
+    for notify in listeners:
+        try:
+            notify()
+        except Exception:  # noqa: BLE001
+            logger.exception("%r failed on a new policy", notify)

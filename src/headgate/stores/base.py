@@ -100,19 +100,26 @@ class Closing(Unpicklable, ABC):
 
 
 class AsyncNotes(Protocol):
-    """A store of notes: short texts under a name, set once for all callers.
+    """A store of notes: short texts under a name, the same for all callers.
 
     The first caller sets the text, and every other caller gets the same text, in all tasks and processes and after a
-    restart. So work that must be done once is done once. Writing the same text again only extends its lifetime, so a call
-    with an unknown outcome may be repeated. Notes are independent of states: they share neither names nor capacity.
+    restart. A caller that names the present text may replace it; of several callers, one succeeds. So work that must be
+    done once is done once. Writing the same text again only extends its lifetime, so a call with an unknown outcome may be
+    repeated. Notes are independent of states: they share neither names nor capacity.
     """
 
     @property
     def remote(self) -> bool:
         """Whether calls go over a network."""
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         """Keep a text under a name for at least `seconds`, unless another text is kept there, and return the kept text.
+
+        Args:
+            name: The name.
+            text: The text.
+            seconds: The minimum lifetime; a longer one that the note already has is kept.
+            replaces: The text that may be replaced, in one atomic step; `None` for none.
 
         Raises:
             ConfigError: The name, text or time is not valid.
@@ -421,10 +428,12 @@ class HeldInForks:
         return lock
 
 
-def check_note(name: str, text: str, seconds: float) -> int:
+def check_note(name: str, text: str, seconds: float, replaces: str | None) -> int:
     """Check the arguments of a note, and return its lifetime in microseconds."""
     if not isinstance(name, str) or not isinstance(text, str):
         raise ConfigError(f"a note is a text under a name, not {type(text).__name__} under {name!r}")
+    if not isinstance(replaces, str | None):
+        raise ConfigError(f"the text to replace is a str or None, not {type(replaces).__name__}")
     if not is_number(seconds) or not 0 < seconds <= LONGEST_NOTE:  # also false for NaN
         raise ConfigError(f"a note is kept for more than 0 and up to {LONGEST_NOTE} seconds, not {seconds!r}")
     return max(1, to_microseconds(seconds))

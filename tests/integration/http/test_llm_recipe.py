@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from math import inf
 from typing import Any
 
 import httpx
@@ -59,13 +60,9 @@ async def call_often(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
             if model is None:
                 await client.post("/", json={"max_tokens": MOST_TOKENS})
                 continue
-            while not (hold := await model.hold("gpt", {"tokens": MOST_TOKENS})):
-                if hold.decision.denied_by == "in flight":
-                    await asyncio.sleep(0)  # a place is free as soon as another call ends
-                else:
-                    clock.advance(hold.retry_after or 0)
-            answer = (await client.post("/", json={"max_tokens": MOST_TOKENS})).json()
-            await hold.settle({"tokens": answer["usage"]["total_tokens"]})
+            async with model.hold("gpt", {"tokens": MOST_TOKENS}, timeout=inf) as hold:
+                answer = (await client.post("/", json={"max_tokens": MOST_TOKENS})).json()
+                await hold.settle({"tokens": answer["usage"]["total_tokens"]})
 
     await asyncio.gather(*(work() for _ in range(5)))
     await client.aclose()

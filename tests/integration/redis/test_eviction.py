@@ -8,7 +8,7 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.eviction import read
+from headgate.stores.redis.eviction import parse
 from headgate.testing.servers import RedisServer
 from tests.unit.flavours import done
 
@@ -73,4 +73,4 @@ async def test_a_second_ping_needs_no_connection(server: RedisServer, flavour: F
 
 
 def test_a_reply_without_these_figures_says_nothing() -> None:
-    assert read(b"# Memory\r\nused_memory:1\r\n") is None
+    assert parse(b"# Memory\r\nused_memory:1\r\n") is None

@@ -23,7 +23,7 @@ class KeyTurns:
         try:
             if not self._queue.join(name, ticket):
                 while not await ticket.wait(self._queue.pause(name)):
-                    self._queue.call_first(name)
+                    self._queue.wake_first(name)
             yield turn
         finally:
             ticket.is_over = True

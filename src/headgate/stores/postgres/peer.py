@@ -57,7 +57,7 @@ ONE = _statement("one", [1] + [0] * 10)
 MANY = _statement("many", [1, 0, 1, 0])
 CLEAN = _statement("clean", [1, 0])
 # Not prepared, because few applications use notes.
-NOTE = _statement("note", [1, 1, 0, 0])._replace(is_frequent=False)
+NOTE = _statement("note", [1, 1, 0, 0, 1])._replace(is_frequent=False)
 
 
 Message = tuple[Statement, Arguments]

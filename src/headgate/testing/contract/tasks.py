@@ -6,6 +6,7 @@ import asyncio
 import random
 
 from headgate import AsyncHold, AsyncLimiter, Decision, Rule, concurrent
+from headgate.clock import WallClock
 from headgate.stores.base import Store
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.blocking import BlockingStore
@@ -67,6 +68,31 @@ class TaskRaceTests(Contract):
         assert sum(self.blocking.run(race())) >= PLACES
         assert tally.most <= PLACES
         assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == PLACES
+
+    def test_holds_with_a_timeout_all_get_a_place(self) -> None:
+        self.need("concurrent", "moves")
+        self.require("exact")
+        rule, tally = concurrent(PLACES, lease="1h"), RaceTally()
+        clock = None if self.own_time else WallClock()
+        limiter = AsyncLimiter(rule, name="timeouts", store=self.blocking.store, clock=clock)
+
+        async def work() -> None:
+            async with limiter.hold("a", timeout=3600):
+                tally.add(1)
+                await asyncio.sleep(0)
+                tally.add(-1)
+
+        async def race() -> int:
+            tasks = [asyncio.ensure_future(work()) for _ in range(40)]
+            await asyncio.sleep(0)
+            for task in tasks[::3]:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(error) for error in ended} <= {type(None), asyncio.CancelledError}
+            return (await limiter.check("a", 0)).remaining or 0
+
+        assert self.blocking.run(race()) == PLACES
+        assert tally.most <= PLACES
 
     def test_a_cancelled_renewal_loses_no_place(self) -> None:
         self.need("concurrent", "moves")

@@ -1,0 +1,296 @@
+"""`hold` with a time-out, and `wait` for `concurrent` rules: first come, first served, woken by a release."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Hook,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    concurrent,
+    sliding_log,
+    sliding_window,
+)
+from headgate.policy import AsyncLivePolicy
+from headgate.testing import FakeClock
+from tests.unit.flavours import done, entered
+
+Flavour = type[Limiter] | type[AsyncLimiter]
+PATIENCE = 10  # seconds after which a test that hangs fails
+
+
+@pytest.fixture
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a wake-up ends a sleep."""
+    monkeypatch.setattr("headgate._fair_queue.POLL_EVERY", 1e6)
+
+
+@pytest.fixture
+def frequent_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate._fair_queue.POLL_EVERY", 0.001)
+
+
+class Refusals(Hook):
+    """Counts refused holds, and lets a test wait for their number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = threading.Condition()
+
+    def decided(self, call: Any, decision: Any, seconds: float) -> None:
+        if not decision:
+            with self._changed:
+                self.count += 1
+                self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count >= count, PATIENCE)
+
+    async def await_for(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self.count < count:  # noqa: ASYNC110  # a hook has no event for tasks
+                await asyncio.sleep(0)
+
+
+def places(limit: int = 1, **options: Any) -> Any:
+    return concurrent(limit, lease="60s", **options)
+
+
+async def free_places(limiter: Any, key: Any = "gpt") -> int:
+    found: int = (await done(limiter.check(key, 0))).remaining
+    return found
+
+
+async def test_free_place_is_taken_at_once(flavour: Flavour) -> None:
+    limiter = flavour(places(2))
+    async with entered(limiter.hold("gpt", timeout=0)) as hold:
+        assert hold.allowed
+        assert await free_places(limiter) == 1
+    assert await free_places(limiter) == 2
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_fifty_tasks_share_five_places() -> None:
+    refusals = Refusals()
+    model = AsyncLimiter(places(5), hooks=[refusals])
+    running, most = 0, 0
+
+    async def work() -> None:
+        nonlocal running, most
+        async with model.hold("gpt", timeout=PATIENCE):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await asyncio.gather(*(work() for _ in range(50)))
+    assert most == 5
+    assert await free_places(model) == 5
+    assert refusals.count <= 150, "no busy loop: a few tries for each task"
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_tasks_are_served_in_the_order_in_which_they_came() -> None:
+    model = AsyncLimiter(places())
+    served: list[int] = []
+
+    async def work(number: int) -> None:
+        async with model.hold("gpt", timeout=inf):
+            served.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(work(number) for number in range(20)))
+    assert served == list(range(20))
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_threads_are_woken_by_a_release_in_the_order_in_which_they_came() -> None:
+    refusals = Refusals()
+    limiter = Limiter(places(), hooks=[refusals])
+    first = limiter.hold("gpt")
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        with limiter.hold("gpt", timeout=PATIENCE):
+            served.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        # The first sleeps after two refusals; the others check once whether to queue at all.
+        refusals.wait_for(number + 2)
+    first.release()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(served) == list(range(8))
+    assert served[0] == 0
+
+
+@pytest.mark.parametrize("end", ["release", "settle", "confirm"])
+@pytest.mark.usefixtures("no_polling")
+async def test_every_end_of_a_hold_wakes_a_waiter(end: str) -> None:
+    refusals = Refusals()
+    limiter = AsyncLimiter(places(), hooks=[refusals])
+    first = await limiter.hold("gpt")
+    waiting = asyncio.create_task(done(limiter.hold("gpt", timeout=PATIENCE)))
+    await refusals.await_for(2)
+    await (first.settle(1) if end == "settle" else getattr(first, end)())
+    async with asyncio.timeout(PATIENCE):
+        assert await waiting
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_release_of_another_key_wakes_a_waiter_for_a_shared_place() -> None:
+    refusals = Refusals()
+    limiter = AsyncLimiter(places(scope="*"), sliding_window("9/minute", scope="user"), hooks=[refusals])
+    first = await limiter.hold({"user": "ada"})
+    waiting = [asyncio.create_task(done(limiter.hold({"user": name}, timeout=PATIENCE))) for name in "bcd"]
+    await refusals.await_for(6)
+    await first.release()
+    async with asyncio.timeout(PATIENCE):
+        for task in waiting:
+            await (await task).release()
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_waiter_for_two_kinds_of_places_passes_a_wake_up_on() -> None:
+    refusals = Refusals()
+    limiter = AsyncLimiter(
+        places(1, scope="*", name="all"),
+        concurrent(1, lease="90s", scope="user", name="own"),
+        hooks=[refusals],
+    )
+    first = await limiter.hold({"user": "ada"})
+
+    async def work(user: str) -> None:
+        async with limiter.hold({"user": user}, timeout=PATIENCE):
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+        for user in ("ada", "bob", "ada", "bob"):
+            tasks.create_task(work(user))
+        await refusals.await_for(4)
+        await first.release()
+
+
+async def test_timeout_raises_the_refusal(flavour: Flavour) -> None:
+    limiter = flavour(places())
+    hold = await done(limiter.hold("gpt"))
+    with pytest.raises(RateLimited) as caught:
+        await done(limiter.hold("gpt", timeout=0.01))
+    assert caught.value.decision.denied_by == "concurrent"
+    await done(hold.release())
+    assert await free_places(limiter) == 1
+    assert await done(limiter.hold("gpt", timeout=0))
+
+
+async def test_timeout_behind_other_waiters_raises() -> None:
+    limiter = AsyncLimiter(places())
+    async with limiter.hold("gpt"):
+        tasks = [asyncio.create_task(done(limiter.hold("gpt", timeout=0.01))) for _ in range(5)]
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(error) for error in ended} == {RateLimited}
+    assert await free_places(limiter) == 1
+
+
+@pytest.mark.parametrize("steps", range(1, 13))
+async def test_cancelled_waiter_holds_nothing_and_lets_the_next_one_pass(steps: int) -> None:
+    """Whenever the cancellation comes, also together with the release."""
+    limiter = AsyncLimiter(places())
+    first = await limiter.hold("gpt")
+    cancelled, last = (asyncio.create_task(done(limiter.hold("gpt", timeout=PATIENCE))) for _ in range(2))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await first.release()
+    for _ in range(steps // 3):
+        await asyncio.sleep(0)
+    was_running = cancelled.cancel()
+    ended = (await asyncio.gather(cancelled, return_exceptions=True))[0]
+    assert isinstance(ended, asyncio.CancelledError) == was_running
+    if not was_running:
+        await ended.release()
+    async with asyncio.timeout(PATIENCE):
+        await (await last).release()
+    assert await free_places(limiter) == 1
+
+
+async def test_end_of_a_lease_admits_the_waiter(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour(places(), clock=clock)
+    start = clock.now_us()
+    await done(limiter.hold("gpt"))
+    assert await done(limiter.hold("gpt", timeout=60))
+    assert clock.now_us() == start + 60_000_000
+
+
+async def test_hold_waits_for_a_window_like_wait_does(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour(sliding_log("1/minute"), places(5), clock=clock)
+    start = clock.now_us()
+    await done(limiter.hold("gpt"))
+    with pytest.raises(RateLimited):
+        await done(limiter.hold("gpt", timeout=59))
+    assert clock.now_us() == start, "refused at once, because waiting would take longer"
+    assert await done(limiter.hold("gpt", timeout=60))
+    assert clock.now_us() == start + 60_000_000
+
+
+async def test_permanent_refusal_is_raised_at_once(flavour: Flavour) -> None:
+    with pytest.raises(RateLimited, match="never admitted"):
+        await done(flavour(places(0)).hold("gpt", timeout=inf))
+
+
+async def test_now_cannot_be_combined_with_a_timeout(flavour: Flavour) -> None:
+    with pytest.raises(ConfigError, match="either now= or timeout="):
+        await done(flavour(places()).hold("gpt", now=1.0, timeout=1))
+
+
+@pytest.mark.usefixtures("frequent_polling")
+async def test_release_through_another_limiter_is_noticed() -> None:
+    """As if another process had released it."""
+    store = MemoryStore()
+    limiter, other = (AsyncLimiter(places(), name="model", store=store) for _ in range(2))
+    hold = await other.hold("gpt")
+    waiting = asyncio.create_task(done(limiter.hold("gpt", timeout=PATIENCE)))
+    await asyncio.sleep(0)
+    await hold.release()
+    assert await waiting
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_wait_ends_when_a_place_is_free_and_does_not_keep_it() -> None:
+    refusals = Refusals()
+    limiter = AsyncLimiter(places(), sliding_window("9/minute", name="window"), hooks=[refusals])
+    hold = await limiter.hold("gpt")
+    waiting = asyncio.create_task(done(limiter.wait("gpt", timeout=PATIENCE)))
+    await refusals.await_for(2)
+    await hold.release()
+    assert await waiting
+    left = await limiter.check("gpt", 0)
+    assert [result.remaining for result in left.results] == [1, 8]
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_hold_of_an_older_policy_wakes_a_waiter_of_the_newer_one(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    text = '[limiters.model]\nrules = [{{kind = "concurrent", quota = 1, lease = "60s"}}, "{}/minute"]\n'
+    file.write_text(text.format(8))
+    refusals = Refusals()
+    async with AsyncLivePolicy.from_file(file, hooks=[refusals]) as live:
+        hold = await live["model"].hold("gpt")
+        waiting = asyncio.create_task(done(live["model"].hold("gpt", timeout=PATIENCE)))
+        await refusals.await_for(2)
+        file.write_text(text.format(9))
+        assert live.reload()
+        await hold.release()
+        async with asyncio.timeout(PATIENCE):
+            assert await waiting

@@ -12,7 +12,8 @@ import pytest
 
 from headgate_services.mail.providers import ProviderError
 from tests.apps.mail.conftest import Start
-from tests.apps.mail.support import Service, mail_server, service_process
+from tests.apps.mail.support import Service, mail_server
+from tests.apps.processes import service_process
 
 
 async def send_at_once(service: Service, count: int, *, admitted: int) -> Counter[int]:
@@ -90,7 +91,7 @@ async def test_200_sends_at_once_to_two_processes_are_10_mails_on_the_wire(tmp_p
             "SMTP_USE_TLS": "false",
         }
         processes = [
-            await stack.enter_async_context(service_process(tmp_path, **variables)) for _ in range(2)
+            await stack.enter_async_context(service_process("mail", tmp_path, **variables)) for _ in range(2)
         ]
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(base_url=process.url, timeout=60))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import redis
 from redis.asyncio import Redis
 
 from headgate.testing.servers import RedisServer
-from headgate_services.tiers import TiersSettings, setup_rate_limiting
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in TiersSettings.model_fields:
-        monkeypatch.delenv(field.upper(), raising=False)
+from headgate_services.tiers import setup_rate_limiting
 
 
 @pytest.fixture(scope="session", params=["redis", "valkey"])
@@ -39,21 +34,25 @@ def plain(any_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture
-async def client(any_url: str) -> AsyncIterator[Redis]:
-    """A client as the service has one; patient, since the machine may be busy."""
-    client = setup_rate_limiting(any_url, timeout=30)
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Redis]:
+    """Provide a client like the service's, with a long time limit."""
+    client = setup_rate_limiting(url, timeout=30)
     assert client is not None
     async with client:
         yield client
 
 
 @pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Redis]:
+    async with connected(any_url) as client:
+        yield client
+
+
+@pytest.fixture
 async def other_client(any_url: str) -> AsyncIterator[Redis]:
     """The client of a second instance."""
-    client = setup_rate_limiting(any_url, timeout=30)
-    assert client is not None
-    async with client:
+    async with connected(any_url) as client:
         yield client
 
 

@@ -20,6 +20,7 @@ from headgate_server.cli import main
 from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.keys import KeyTable
+from tests.apps.processes import client_of
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -125,10 +126,7 @@ async def service(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, KeyT
     )
     app = create_app(settings, clock=FakeClock())
     keys = KeyTable(settings.database)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiers.test") as client,
-    ):
+    async with client_of(app) as client:
         yield client, keys
     await keys.aclose()
 

@@ -16,7 +16,8 @@ from headgate.testing.servers import RedisServer
 from headgate_services.tiers import _redact_redis_credentials, middleware, setup_rate_limiting
 from headgate_services.tiers.bucket import Bucket
 from headgate_services.tiers.rate_limiter import Backends
-from tests.apps.tiers.support import eventually, service_process
+from tests.apps.processes import service_process
+from tests.apps.tiers.support import eventually
 
 SECRET = "s3cret-p@ss/w%rd"
 ENCODED = "s3cret-p%40ss%2Fw%25rd"
@@ -109,7 +110,7 @@ async def test_s17_a_whole_run_leaves_no_password_in_the_log(tmp_path: Path) -> 
             "LOG_LEVEL": "debug",
         }
         async with (
-            service_process(tmp_path, **variables) as service,
+            service_process("tiers", tmp_path, **variables) as service,
             httpx.AsyncClient(base_url=service.url) as client,
         ):
             assert (await client.get("/v1/whoami")).status_code == 200

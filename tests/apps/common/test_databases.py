@@ -49,7 +49,7 @@ async def until_back(database: SqlDatabase) -> None:
 async def test_a_connection_waits_for_another_that_writes_to_a_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite does not, whatever the time-out: it refuses to switch the file to WAL at once."""
+    """SQLite itself refuses to switch the file to WAL, whatever timeout is set."""
     other = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
 

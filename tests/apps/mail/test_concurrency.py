@@ -1,4 +1,4 @@
-"""Slow and parallel sends cannot pass the limit together (NL-1, NL-3 overcome)."""
+"""Slow and parallel sends cannot pass the limit together (NL-1, NL-3)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from tests.apps.processes import service_process
 
 
 async def send_at_once(service: Service, count: int, *, admitted: int) -> Counter[int]:
-    """Send so many e-mails at once to a provider that answers only when nobody else is waiting for an answer.
-
-    All requests beyond the admitted ones must be answered while the provider still has the others.
-    """
+    """Send e-mails at once; all refusals must be answered before the provider replies to the admitted ones."""
     service.provider.gate.clear()
     before = len(service.provider.calls)
     sends = [asyncio.create_task(service.send()) for _ in range(count)]
@@ -31,7 +28,7 @@ async def send_at_once(service: Service, count: int, *, admitted: int) -> Counte
 
 
 async def all_answered_but(few: int, sends: list[asyncio.Task[httpx.Response]]) -> None:
-    """Wait until only so many have no answer; if more were admitted, that never happens."""
+    """Wait until at most `few` have no response; if more were admitted, that never happens."""
     pending = set(sends)
     async with asyncio.timeout(60):
         while len(pending) > few:

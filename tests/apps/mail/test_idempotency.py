@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: what is repeated is answered again and sent once."""
+"""`Idempotency-Key`: a repeated request is answered again and sent once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_send_that_failed_or_was_refused_can_be_tried_again(start: Start
 
 
 async def test_a_request_that_was_interrupted_is_not_sent_again(start: Start) -> None:
-    """Nobody knows what the provider did with it."""
+    """The outcome of the send is unknown."""
     service = await start()
     service.provider.gate.clear()
     first = asyncio.create_task(post(service))

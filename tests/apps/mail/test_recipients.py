@@ -1,4 +1,4 @@
-"""Who gets an e-mail besides `to`, and in which form."""
+"""Cc, Bcc and addresses with names."""
 
 from __future__ import annotations
 

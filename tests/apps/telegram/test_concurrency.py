@@ -66,7 +66,7 @@ class TestOneFrontEnd:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 class TestTwoFrontEnds:
-    """Two processes share nothing but the store; one that can swap keeps them exact."""
+    """Two processes that share only the store are exact if it supports swap."""
 
     async def test_sqlite(self, algorithm: str, start: Start, tmp_path: Path, clock: FakeClock) -> None:
         stores = [SQLiteKV(tmp_path / "kv.db", clock=clock) for _ in range(2)]

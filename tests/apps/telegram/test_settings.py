@@ -1,4 +1,4 @@
-"""What the operator sets."""
+"""Settings of the bot."""
 
 from __future__ import annotations
 

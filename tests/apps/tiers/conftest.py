@@ -16,7 +16,7 @@ from headgate_services.tiers import setup_rate_limiting
 
 @pytest.fixture(scope="session", params=["redis", "valkey"])
 def any_url(request: pytest.FixtureRequest) -> str:
-    """A server of either kind that all tests share; each is to count under a name of its own."""
+    """A server of either kind that all tests share; each test uses its own keys."""
     found: str = request.getfixturevalue(f"headgate_{request.param}_url")
     return found
 
@@ -29,7 +29,7 @@ def key() -> str:
 
 @pytest.fixture
 def plain(any_url: str) -> Iterator[redis.Redis]:
-    """A plain client, to look behind the scenes."""
+    """A plain client, to read the state."""
     with redis.Redis.from_url(any_url, decode_responses=True) as client:
         yield client
 
@@ -58,6 +58,6 @@ async def other_client(any_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server of the test's own, which it may kill."""
+    """A server that the test may kill."""
     with RedisServer() as server:
         yield server

@@ -239,7 +239,7 @@ def restricted(plain: redis.Redis) -> Iterator[str]:
 
 
 def allow(plain: redis.Redis, name: str, *rules: str) -> None:
-    """Change what a user of the server may do."""
+    """Change the rights of a user of the server."""
     plain.execute_command("ACL", "SETUSER", name, *rules)
 
 

@@ -121,7 +121,7 @@ async def test_s17_a_whole_run_leaves_no_password_in_the_log(tmp_path: Path) -> 
 
             async def is_back() -> bool:
                 await client.get("/v1/whoami")
-                return any("is back" in line for line in service.log)
+                return any("is back after" in line for line in service.log)
 
             await eventually(is_back)
             metrics = (await client.get("/metrics")).text

@@ -32,11 +32,6 @@ async def test_a_repeated_request_is_answered_again_and_sent_once(start: Start) 
     assert (await service.counts())["per-minute"] == 1
 
 
-async def test_another_key_is_another_email(start: Start) -> None:
-    service = await start()
-    assert (await post(service, "a")).json()["id"] != (await post(service, "b")).json()["id"]
-
-
 async def test_a_key_of_another_request_is_refused(start: Start) -> None:
     service = await start()
     await post(service)

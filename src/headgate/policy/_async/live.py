@@ -72,6 +72,9 @@ class AsyncVersion(AsyncLimiter):
             deadline=policy.deadline,
             on_overload=policy.on_overload,
         )
+        # With a default tier, callers may have any tier.
+        tiers = frozenset(tier for rule in policy.rules for tier in rule.tiers)
+        self._known_tiers = (tiers or None) if policy.default_tier is None else None
         if before is not None:
             self._place_queue = before._place_queue  # whoever waits is woken by holds of every version
         if self._shadowed is not None:

@@ -1,16 +1,16 @@
-# Every target sets itself up from plain python3 and pip. `make` alone lists them; CONTRIBUTING.md lists further commands.
+# Every target needs only python3 and pip. `make` alone lists the targets; CONTRIBUTING.md lists further commands.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
-# The compiled modules and their types; a change of these compiles them again.
+# Compiled modules and their types; a change recompiles them.
 TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd src/headgate/*/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 COMPILED := src/headgate/*.so src/headgate/*/*.so src/headgate/*/*/*.so
 RUN_READY := $(VENV)/.run-ready
-# Server and services are distributions of their own; the library stands alone.
+# Library, server and services are separate distributions.
 PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
 CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks examples)
 
@@ -27,17 +27,18 @@ $(BIN)/pip:
 
 $(READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
 	@rm -f $(COMPILED)
-	$(PIP) install --constraint constraints.txt --editable '.[dev]' --editable './server[all]' --editable './services[all]'
+	@echo "Installing everything and compiling the core; HEADGATE_PURE=1 leaves it plain Python."
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]' --editable './server[all]' --editable './services[all]'
 	@$(BIN)/headgate version
 	@touch $(RUN_READY) $@
 
-# Only what the demo runs. The core stays plain Python, so neither Cython nor a compiler is waited for; and the build backend is
-# installed once, not once for each project in an environment of its own.
+# Only the packages of the demo. The core stays plain Python, so that nothing is compiled, and the build backend is installed
+# once for all three projects.
 $(RUN_READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
-	@echo "Installing what the demo needs; this takes about half a minute the first time."
-	$(PIP) install --constraint constraints.txt hatchling editables
-	@rm -f $(COMPILED)  # made from older sources, or this rule would not run
-	HEADGATE_PURE=1 $(BIN)/pip --disable-pip-version-check install --no-compile --no-build-isolation --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
+	@echo "Installing dependencies; this takes about half a minute the first time."
+	@$(PIP) install --constraint constraints.txt hatchling editables
+	@rm -f $(COMPILED)  # compiled from older sources
+	@HEADGATE_PURE=1 $(PIP) install --no-compile --no-build-isolation --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
 	@touch $@
 
 run: $(RUN_READY) ## the demo: servers, services, dashboard and traffic, until Ctrl-C
@@ -60,7 +61,8 @@ format: $(READY) ## format, fix what lint can fix, regenerate the sync code
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-docs: $(READY) ## build the documentation site into build/site; a dead link is an error
+docs: $(RUN_READY) ## build the documentation site into build/site; a dead link is an error
+	@$(BIN)/python tools/install_extra.py docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(READY) ## compare speed and memory with other limiters
@@ -71,6 +73,6 @@ dist: $(READY) ## build sdists and wheels of all three projects into dist/, chec
 	$(BIN)/python tools/install_extra.py dist
 	$(BIN)/python tools/dist.py
 
-clean: ## remove everything that make has made
+clean: ## remove all generated files
 	rm -rf $(VENV) $(COMPILED) tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src server services tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

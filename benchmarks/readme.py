@@ -1,6 +1,7 @@
-"""`python -m benchmarks.readme`: write the figures of README.md from the results of the last full runs.
+"""`python -m benchmarks.readme`: write the figures of README.md and docs/scale.md from the results of the last full runs.
 
-It measures nothing. README.md has the figures between two comments; a test compares them with the results.
+It measures nothing. The pages have the figures between two comments: README.md one sentence, docs/scale.md a table. A test
+compares them with the results.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 from benchmarks.contenders import PLAIN
 from benchmarks.harness import HEADGATE, RESULTS, number
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+SCALE = ROOT / "docs" / "scale.md"
 MARKED = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
 COLUMNS = (HEADGATE, PLAIN, "limits", "slowapi", "throttled-py", "pyrate-limiter")
 
@@ -72,14 +75,27 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_figures(readme: str) -> str:
-    """Return the text of README.md with the figures of the results."""
-    return MARKED.sub(table().replace("\\", r"\\"), readme)
+def sentence() -> str:
+    """Return the figures of one decision as a sentence."""
+    figures, write = next(iter(rows().values()))
+    times = {name: write(figures[name]) for name in COLUMNS if name in figures}
+    others = ", ".join(f"{name} {time}" for name, time in times.items() if name not in (HEADGATE, PLAIN))
+    return (
+        f"One sliding window in memory takes {times[HEADGATE]} of CPU time compiled and {times[PLAIN]} in plain Python; "
+        f"{others} ([how it is measured](benchmarks/README.md)).\n"
+    )
+
+
+def with_figures(page: Path) -> str:
+    """Return the text of a page with the figures of the results."""
+    figures = sentence() if page == README else table()
+    return MARKED.sub(figures.replace("\\", r"\\"), page.read_text(encoding="utf-8"))
 
 
 def main() -> None:
     """Write the figures."""
-    README.write_text(with_figures(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in (README, SCALE):
+        page.write_text(with_figures(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Build what is released into dist/ and check it: sdist and wheel of all three projects, the library's compiled and plain.
+"""Build and check the release files in dist/: sdist and wheel of all three projects, the library's compiled and plain.
 
 1. Everything is built twice, wheels from the sdist; the two builds must be equal to the byte.
 2. `twine check`, and a look inside: each wheel holds its own package and nothing else.
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def run(*command: str, environment: Mapping[str, str] | None = None, folder: Path = ROOT) -> None:
-    """Run a command; its output is shown if it fails, and then the program ends."""
+    """Run a command; if it fails, print its output and exit."""
     result = subprocess.run(
         command,
         cwd=folder,
@@ -93,7 +93,7 @@ def run(*command: str, environment: Mapping[str, str] | None = None, folder: Pat
 
 
 def build_all(out: Path) -> None:
-    """Build the sdist of each project, and its wheels from what the sdist holds."""
+    """Build the sdist of each project, and its wheels from the sdist."""
     commit_time = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -116,7 +116,7 @@ def hatch(project: Path, out: Path, target: str, environment: Mapping[str, str])
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return the names of the files that are not the same in both folders."""
+    """Return the names of files that differ between two folders."""
     names = {path.name for folder in (one, other) for path in folder.iterdir()}
     return sorted(
         name
@@ -127,7 +127,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def problems_of(file: Path) -> list[str]:
-    """Return what is wrong inside of a file."""
+    """Return the problems of a file's content."""
     if file.suffix != ".whl":
         return []
     with zipfile.ZipFile(file) as wheel:
@@ -138,7 +138,7 @@ def problems_of(file: Path) -> list[str]:
 
 
 def problems_in(wheel: str, names: Iterable[str]) -> list[str]:
-    """Return what is wrong with the files in a wheel of this name."""
+    """Return the problems of the file list of a wheel."""
     package, version, *_ = wheel.split("-")
     names = list(names)
     own = (f"{package}/", f"{package}-{version}.dist-info/")
@@ -167,7 +167,7 @@ def use_all() -> None:
 
 
 def use(what: str, program: str, *wanted: str) -> None:
-    """Install something into an empty environment, and run a program there."""
+    """Install packages into an empty environment, and run a program there."""
     print(f"Using {what}.", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", "--without-pip", folder)

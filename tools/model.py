@@ -1,4 +1,4 @@
-"""Check the model of docs/model with Spin: the algorithms as they are keep the limits, and with a known bug they do not.
+"""Check the model in docs/model with Spin: the algorithms keep their limits, and with a known bug they do not.
 
 python tools/model.py            the model, then each bug, with the trace that shows it
 """
@@ -20,7 +20,7 @@ BUGS = {
 }
 PROGRAMS = ("spin", "gcc")
 SHORT, DEEP = range(24, 64, 4), 100_000
-"""How deep to search: for a bug not deeper than it takes, so that its trace is short."""
+"""Search depth; for a bug it is small, so that the trace is short."""
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def shows_error(bug: str, what: str) -> bool:
-    """Search all states, say what came of it, and return whether a limit was passed."""
+    """Search all states, print the result, and return whether a limit was exceeded."""
     print(f"{what} ...", flush=True)
     defined = [f"-D{bug}"] if bug else []
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def find(pattern: str, output: str) -> int:
 
 
 def run(folder: str, *command: str, is_checked: bool = True) -> str:
-    """Run a program in a folder, and return what it has written."""
+    """Run a program in a folder, and return its output."""
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if is_checked and ended.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{ended.stdout}{ended.stderr}")

@@ -1,8 +1,8 @@
-"""Break the core, one place at a time, and say how many of the breaks a test notices.
+"""Mutation tests: change the core in one place at a time, and count how many mutants a test detects.
 
 Cosmic Ray makes the mutants: an operator, a comparison, a number or a condition is replaced by another. It works on copies
-of the source, which are run as plain Python. Each group of modules has the quickest tests that should notice. A score below
-the one that is held here, in percent, is a failure: then a change came without its test. Survivors are printed as diffs.
+of the source, which run as plain Python. Each group of modules has the fastest tests that should detect its mutants. A score
+below the threshold in percent is a failure: a change has no test. Survivors are printed as diffs.
 
     python tools/mutate.py                 a sample of each group, the same every time
     python tools/mutate.py --mutants 0     all of them; takes hours
@@ -29,12 +29,12 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkR
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("src", "tests", "pyproject.toml")
 SAMPLE = 100
-"""How many mutants of each group are tried, if nothing else is said."""
+"""Default number of mutants per group."""
 TIMEOUT_SECONDS = 120.0
-"""Tests that take longer hang: the mutant has been noticed."""
+"""Timeout of the tests of a mutant; a timeout counts as detected."""
 
-# Of every operator its neighbours only: `a < b` to `a <= b` asks for a test of the edge, `a < b` to `a != b` for none.
-# A `|` is left alone, because it stands in type hints.
+# Only neighbouring operators: `a < b` to `a <= b` needs a test of the edge, `a < b` to `a != b` does not.
+# `|` is not replaced, because it is used in type hints.
 USED = re.compile(
     r"core/(?:ReplaceComparisonOperator_(?:Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|Lt_Gt|Gt_Lt)"
     r"|ReplaceBinaryOperator_(?:Add_Sub|Sub_Add|Mul_FloorDiv|FloorDiv_Mul|Mod_Add)"
@@ -45,12 +45,12 @@ USED = re.compile(
 
 
 class Group(NamedTuple):
-    """Modules that the same tests prove.
+    """Modules with the same tests.
 
     Attributes:
         modules: Files and folders under src/headgate.
         tests: Files under tests.
-        held: How many of a hundred mutants the tests notice at least. The rest change nothing that can be seen.
+        held: Minimum percentage of detected mutants. The others do not change observable behaviour.
     """
 
     modules: tuple[str, ...]
@@ -81,11 +81,11 @@ GROUPS = {
     ),
 }
 LEFT_OUT = "files_are_what_the_script_makes or random_traces or race"
-"""Names of tests that take longer than all others, which run first and notice nearly everything."""
+"""Names of the slowest tests. The others run first and detect nearly all mutants."""
 
 
 class Score(NamedTuple):
-    """What became of the mutants of a group."""
+    """The results of a group."""
 
     name: str
     tried: int
@@ -97,7 +97,7 @@ class Score(NamedTuple):
 
 
 def main() -> int:
-    """Try the groups named on the command line, or all of them; return the exit code."""
+    """Test the groups named on the command line, or all of them; return the exit code."""
     parser = argparse.ArgumentParser(description="Say how many breaks of the core a test notices.")
     parser.add_argument("groups", nargs="*", metavar="group", help=f"of {', '.join(GROUPS)}; default: all")
     parser.add_argument(
@@ -141,7 +141,7 @@ def try_group(name: str, mutants: int) -> Score:
 
 
 def write_config(copy: Path, group: Group) -> None:
-    """Say what is broken, and what must notice."""
+    """Write the configuration of Cosmic Ray for a group."""
     modules = ", ".join(f'"src/headgate/{module}"' for module in group.modules)
     tests = " ".join(f"tests/{test}" for test in group.tests)
     (copy / "mutants.toml").write_text(
@@ -166,7 +166,7 @@ def cosmic_ray(copy: Path, command: str) -> None:
 
 
 def sample(session: WorkDB, mutants: int, copy: Path) -> int:
-    """Skip what is not tried, and return how many are."""
+    """Skip mutants that are not in the sample, and return the size of the sample."""
     items = session.work_items
     used = sorted(
         (item for item in items if all(is_used(mutation, copy) for mutation in item.mutations)),
@@ -181,14 +181,14 @@ def sample(session: WorkDB, mutants: int, copy: Path) -> int:
 
 
 def is_used(mutation: MutationSpec, copy: Path) -> bool:
-    """Return whether a mutation may be noticed: `zip(strict=False)` never is, where both parts are equally long."""
+    """Return whether a mutation can be detected: `zip(strict=False)` cannot if both arguments have the same length."""
     line, column = mutation.start_pos
     before = (copy / mutation.module_path).read_text().splitlines()[line - 1][:column]
     return bool(USED.fullmatch(mutation.operator_name)) and not before.endswith("strict=")
 
 
 def survivors(session: WorkDB) -> list[str]:
-    """Return what no test has noticed, as diffs."""
+    """Return the surviving mutants as diffs."""
     return [
         result.diff or ""
         for _, result in session.results

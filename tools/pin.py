@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions of everything that all extras need, as they install together today.
+"""Write constraints.txt: the newest versions of all dependencies that install together.
 
 The file holds `name==version` lines and nothing else, so it says nothing about where this machine gets its packages
 from. Works from plain python3 in a throw-away environment, so that nothing installed here by hand gets in.
@@ -21,7 +21,7 @@ HEADER = (
 
 
 def main() -> None:
-    """Install the newest of everything somewhere else and write down what came."""
+    """Install the newest versions into a temporary environment and write them to constraints.txt."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "pip")), "--disable-pip-version-check"]

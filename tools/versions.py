@@ -1,4 +1,4 @@
-"""Run the unit suite on every supported Python that is installed, each in an environment of its own, and print a table.
+"""Run the unit suite on every supported Python that is installed, each in its own environment, and print a table.
 
     python3 tools/versions.py                  all that are found: on PATH and in pyenv
     python3 tools/versions.py python3.13 …     only these
@@ -24,7 +24,7 @@ PROJECTS = (".[dev]", "./server[all]", "./services[all]")
 
 
 class Outcome(NamedTuple):
-    """What became of one version."""
+    """The result of one version."""
 
     version: str
     result: str
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def by_number(item: tuple[str, str]) -> tuple[int, ...]:
-    """Return what versions are sorted by."""
+    """Return the sort key of a version."""
     return tuple(map(int, item[0].split(".")))
 
 
@@ -66,8 +66,8 @@ def find_pythons() -> dict[str, str]:
 
 def version_of(python: str) -> str:
     """Return the version of an interpreter, as in `3.13`; empty if it does not run, as a shim of pyenv may not."""
-    decide = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    return subprocess.run(decide, capture_output=True, text=True, check=False).stdout.strip()
+    command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def run_suite(version: str, python: str) -> Outcome:
@@ -93,7 +93,7 @@ def run_suite(version: str, python: str) -> Outcome:
 
 
 def last_line(output: str) -> str:
-    """Return the last line of an output that says something."""
+    """Return the last non-empty line of an output."""
     lines = [line for line in output.splitlines() if re.search(r"\w", line)]
     return lines[-1] if lines else "no output"
 

@@ -25,8 +25,6 @@ Guarantees:
 - A method that raises is called a second time, because a signal handler may have raised before its first line. So all
   three methods must be idempotent.
 - `watch` takes no lock. Any thread may call it, also in a signal handler or a `__del__`, and a fork may interrupt it.
-- If a signal handler forks while these methods run, the inner fork calls only `after_fork_in_child`. The thread has the
-  locks already, and releases them after the outer fork.
 
 On platforms without `os.register_at_fork`, like Windows, nothing is called.
 """
@@ -46,27 +44,20 @@ _watched: WeakValueDictionary[int, object] = WeakValueDictionary()
 _numbers = count()
 
 
-class _Fork:
-    """A fork in progress.
+class _Fork(threading.local):
+    """The fork in progress in this thread.
 
     Attributes:
         prepared: The objects whose `before_fork` was called, by their ids.
-        is_over: Whether all hooks after the fork were called.
+        is_open: Whether the hooks after the fork are still to be called.
     """
 
     def __init__(self) -> None:
         self.prepared: dict[int, object] = {}
-        self.is_over = False
+        self.is_open = False
 
 
-class _Forks(threading.local):
-    """Forks in progress in this thread, outermost first; there are several if a signal handler forks while hooks run."""
-
-    def __init__(self) -> None:
-        self.in_progress: list[_Fork] = []
-
-
-_forks = _Forks()
+_fork = _Fork()
 
 
 def watch(item: T) -> T:
@@ -80,26 +71,11 @@ def _alive() -> list[object]:
     return [item for reference in _watched.valuerefs() if (item := reference()) is not None]
 
 
-def _missing(prepared: dict[int, object]) -> list[object]:
-    """Return watched objects whose `before_fork` was not called yet."""
-    return [item for item in _alive() if id(item) not in prepared]
-
-
 def _before() -> None:
-    in_progress = _forks.in_progress
-    while in_progress and in_progress[-1].is_over:
-        del in_progress[-1]
-    fork = _Fork()
-    in_progress.append(fork)
-    if len(in_progress) == 1:
-        _prepare(fork.prepared)
-
-
-def _prepare(prepared: dict[int, object]) -> None:
-    errors: list[BaseException] = []
+    prepared, errors = _fork.prepared, list[BaseException]()
     while True:  # other threads may add objects while a hook waits for its lock
         try:
-            missing = _missing(prepared)
+            missing = [item for item in _alive() if id(item) not in prepared]
             for item in missing:
                 prepared[id(item)] = item
                 _call_safely(item, "before_fork", errors)
@@ -107,6 +83,7 @@ def _prepare(prepared: dict[int, object]) -> None:
                 break
         except BaseException as error:  # noqa: BLE001  # a signal handler raised between two hooks
             errors.append(error)
+    _fork.is_open = True
     _report(errors)
 
 
@@ -115,36 +92,24 @@ def _prepare(prepared: dict[int, object]) -> None:
 
 
 def _after_in_parent() -> None:
-    in_progress = _forks.in_progress
-    if not in_progress:
-        return
-    fork = in_progress[-1]
-    if fork.is_over:
-        del in_progress[-1]
-        return
-    errors: list[BaseException] = []
-    while fork.prepared:
-        item = fork.prepared[next(reversed(fork.prepared))]
+    prepared, errors = _fork.prepared, list[BaseException]()
+    while prepared:
+        item = prepared[next(reversed(prepared))]
         _call_safely(item, "after_fork_in_parent", errors)
-        fork.prepared.pop(id(item), None)  # empty in the child if a signal handler forked in the hook
-    fork.is_over = True
+        prepared.pop(id(item), None)
     _report(errors)
 
 
 def _after_in_child() -> None:
-    in_progress = _forks.in_progress
-    if in_progress and in_progress[-1].is_over:
-        del in_progress[-1]
+    if not _fork.is_open:
         return
-    errors: list[BaseException] = []
+    errors = list[BaseException]()
     for item in reversed(_alive()):
         _call_safely(item, "after_fork_in_child", errors)
         # Locks have this method; the standard library uses it for its locks.
         _call_safely(item, "_at_fork_reinit", errors)
-    for fork in in_progress:  # an outer fork continues in the child, with nothing to release
-        fork.prepared.clear()
-    if in_progress:
-        in_progress[-1].is_over = True
+    _fork.prepared.clear()
+    _fork.is_open = False
     _report(errors)
 
 

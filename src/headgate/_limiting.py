@@ -15,6 +15,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
 from headgate.keys import Key, PlainKey, key_picker
 from headgate.outage.fallback import Health
+from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
@@ -170,8 +171,10 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     headers: HeaderStyle | None = None
     """The header fields that the policy configures."""
 
-    tier_for: Callable[[Key | None, str | None], str | None] | None = None
-    """Returns the tier that decides a call, from its key and tier; `None` if calls keep their tier."""
+    terms_for: Callable[[Key | None, str | None, Quotas | None], tuple[str | None, Quotas | None]] | None = (
+        None
+    )
+    """Returns the tier and quotas that decide a call, from its key, tier and quotas; `None` if calls keep theirs."""
 
     quotas: QuotaCache | None = None
     """Cached results of the function for callers' quotas; `None` without one."""

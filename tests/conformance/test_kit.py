@@ -253,29 +253,38 @@ def test_a_broken_store_is_noticed_in_random_traces(test: str, tmp_path: Path) -
 
 
 class LastNoteStands(MemoryStore):
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         self._notes.clear()
-        return await super().note(name, text, seconds)
+        return await super().note(name, text, seconds, replaces=replaces)
 
 
 class LooksThenNotes(MemoryStore):
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         kept = await self.get_note(name)
         await asyncio.sleep(0)
         if kept is None:
             self._notes.clear()
-            kept = await super().note(name, text, seconds)
+            kept = await super().note(name, text, seconds, replaces=replaces)
         return kept
 
 
 class NotesForgetEarly(MemoryStore):
-    async def note(self, name: str, text: str, seconds: float) -> str:
-        return await super().note(name, text, seconds - 0.000001)
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
+        return await super().note(name, text, seconds - 0.000001, replaces=replaces)
+
+
+class ReplacesAnyNote(MemoryStore):
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
+        if replaces is not None:
+            replaces = await self.get_note(name)
+        return await super().note(name, text, seconds, replaces=replaces)
 
 
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
+        (ReplacesAnyNote, "test_only_the_named_text_is_replaced"),
+        (ReplacesAnyNote, "test_one_of_many_concurrent_replacements_succeeds"),
         (LastNoteStands, "test_the_first_note_stands"),
         (LooksThenNotes, "test_of_tasks_that_race_one_decides_and_all_are_told"),
         (NotesForgetEarly, "test_a_note_is_kept_as_long_as_it_was_asked_for"),

@@ -1,18 +1,22 @@
-"""README.md: its figures are those that were measured, its links lead somewhere, here and on a package index."""
+"""README.md: its length, its examples, its figures, and its links, in the repository and on a package index."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
-from benchmarks.readme import README, with_figures
+from benchmarks.readme import README, SCALE, with_figures
 from hatch_build import portable
+from tests.docs.test_examples import blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r'(?:\]\(|src(?:set)?=")(?!https?:|#)([^)"#]+)')
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
 """Pages outside of the site."""
 
 
@@ -23,10 +27,54 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-def test_the_figures_are_those_of_the_results() -> None:
+@pytest.mark.parametrize("page", [README, SCALE], ids=lambda path: path.name)
+def test_the_figures_are_those_of_the_results(page: Path) -> None:
     """If not: `python -m benchmarks.readme`."""
+    assert with_figures(page) == page.read_text(encoding="utf-8")
+
+
+def test_it_has_at_most_500_words() -> None:
+    """Code and tables do not count."""
     text = README.read_text(encoding="utf-8")
-    assert with_figures(text) == text
+    prose = re.sub(
+        r"^```.*?^```$|^\|[^\n]*$|<picture>.*?</picture>|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL
+    )
+    assert len(re.sub(r"\]\([^)]*\)", "]", prose).split()) <= 500
+
+
+def examples() -> list[dict[str, Any]]:
+    """Return the namespaces of the examples, run one by one."""
+    namespaces = []
+    for block in blocks_of(README.read_text(encoding="utf-8")):
+        namespaces.append(namespace := dict[str, Any]())
+        exec(compile(block.code, "README.md", "exec"), namespace)
+    return namespaces
+
+
+async def test_the_examples_do_what_the_page_says(
+    capsys: pytest.CaptureFixture[str], headgate_limits: object
+) -> None:
+    _, web, model = examples()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["True 1 None", "True 0 None"]
+    assert re.fullmatch(r"False 0 6[01]\.\d+|False 0 60", printed[2])
+
+    web["app"].add_api_route("/", lambda: "hello")
+    transport = httpx.ASGITransport(web["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        *admitted, refused = [await client.get("/") for _ in range(101)]
+    assert {response.status_code for response in admitted} == {200}
+    assert all("ratelimit" in response.headers for response in [*admitted, refused])
+    assert refused.status_code == 429
+    assert "retry-after" in refused.headers
+
+    async def call_model(prompt: str) -> SimpleNamespace:
+        return SimpleNamespace(tokens=312, text=prompt)
+
+    model["call_model"] = call_model
+    assert await model["ask"]("hello") == "hello"
+    left = await model["model"].check("gpt", 0)
+    assert [result.remaining for result in left.results] == [59, 20_000 - 312]
 
 
 EXAMPLE = """See [how](docs/how.md), [below](#below), [it](https://example.org).

@@ -1,14 +1,15 @@
-"""Build the documentation site and check it: every link and anchor leads somewhere, every public name is documented.
+"""Build the documentation site and check it: links, anchors, public names, the search index, llms.txt.
 
 The build itself is strict: a page without a place in the navigation, a dead link and a name that cannot be found are errors.
 
-To bring the lists of public names up to date: `python -m tests.docs.test_site`. A new module needs a section in
+`python -m tests.docs.test_site` updates the lists of public names. A new module needs a section in
 docs/reference/api.md, and a line `::: module` on a page in docs/reference/api.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -16,12 +17,15 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-API = ROOT / "docs" / "reference" / "api.md"
+DOCS = ROOT / "docs"
+API = DOCS / "reference" / "api.md"
 PACKAGES = {"headgate": ROOT / "src", "headgate_server": ROOT / "server"}
 INTERNAL = {
     "headgate.testing.contract",  # its names are those of headgate.testing
@@ -32,28 +36,37 @@ INTERNAL = {
 
 
 class Page(HTMLParser):
-    """The addresses that a page links to, and the anchors that it has."""
+    """The addresses that a page links to, the files that it loads, and the anchors that it has."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.links: list[str] = []
+        self.loaded: list[str] = []
         self.anchors: set[str] = set()
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        if tag in ("script", "link", "img", "source", "iframe") and values.get("rel") != "canonical":
+            self.loaded += [link for link in (values.get("href"), values.get("src")) if link]
         self.anchors |= {name for name in (values.get("id"), values.get("name")) if name}
         self.links += [link for link in (values.get("href"), values.get("src")) if link]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
-    """The pages of the site by their paths; files that are not pages have neither links nor anchors."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     build = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert build.returncode == 0, build.stdout + build.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> dict[str, Page]:
+    """The pages of the site by their paths; files that are not pages have neither links nor anchors."""
     return {
         path.relative_to(folder).as_posix(): Page(path.read_text("utf-8") if path.suffix == ".html" else "")
         for path in folder.rglob("*")
@@ -95,6 +108,51 @@ def test_dead_links_are_found(link: str, is_dead: bool) -> None:
     site = {"a.html": Page('<h1 id="top">'), "x/b.html": Page('<a id="here">')}
     site["x/a.html"] = Page(f'<h1 id="top"><a href="{link}">')
     assert bool(list(dead_links(site))) is is_dead
+
+
+def test_a_site_on_disk_loads_nothing_from_the_network(site: dict[str, Page]) -> None:
+    loaded = {link for page in site.values() for link in page.loaded}
+    assert [link for link in loaded if urlsplit(link).netloc] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("monthly", "how-to/calendar-quotas.html"),
+        ("semaphore", "how-to/in-flight.html"),
+        ("fail open", "how-to/when-the-store-is-down.html"),
+    ],
+)
+def test_search_finds_pages_by_common_terms(folder: Path, words: str, page: str) -> None:
+    """The index is a script, because browsers do not fetch files for a page that was opened from disk."""
+    script = (folder / "search" / "search_index.js").read_text("utf-8")
+    sections = json.loads(script.removeprefix("var __index = "))["docs"]
+    found = [section["location"].split("#")[0] for section in sections if words in section["text"].lower()]
+    assert page in found
+
+
+def test_the_logo_is_that_of_the_dashboard() -> None:
+    dashboard = ROOT / "server" / "headgate_server" / "static" / "favicon.svg"
+    assert (DOCS / "images" / "logo.svg").read_bytes() == dashboard.read_bytes()
+
+
+def test_the_reference_begins_with_limiters_decisions_and_rules() -> None:
+    names = re.findall(
+        r"^::: headgate\.(\w+)", (DOCS / "reference/api/headgate.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert names[:4] == ["Limiter", "AsyncLimiter", "Decision", "RuleResult"]
+    assert names[4:10] == [
+        *("sliding_window", "token_bucket", "fixed_window", "sliding_log", "concurrent", "calendar")
+    ]
+
+
+def test_internal_methods_are_not_in_the_reference(site: dict[str, Page]) -> None:
+    shown = {
+        anchor for anchor in site["reference/api/headgate.html"].anchors if anchor.startswith("headgate.")
+    }
+    internal = {"current", "in_memory", "make", "on_change", "request", "settling", "terms_for"}
+    assert {"headgate.Limiter.hit", "headgate.AsyncLimiter.hold", "headgate.Decision.allowed"} <= shown
+    assert [name for name in shown if name.rpartition(".")[2] in internal] == []
 
 
 def public_names() -> dict[str, list[str]]:
@@ -161,6 +219,23 @@ def with_lists(text: str) -> str:
         return section[1] + ",\n".join(names) + ".\n"
 
     return re.sub(r"(^## `(.+)`\n\n.+\n\n)\[`(?:.+\n)+", list_of, text, flags=re.MULTILINE)
+
+
+def pages_in(navigation: list[Any]) -> Iterator[str]:
+    """Yield the pages of a part of the navigation, in order."""
+    for entry in navigation:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for part in entry.values():
+                yield from pages_in(part)
+
+
+def test_llms_txt_lists_the_pages_of_the_navigation() -> None:
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    pages = [page.replace(".md", ".html") for page in pages_in(navigation)]
+    listed = re.findall(r"^- \[.+?\]\(([^)]+)\)", (DOCS / "llms.txt").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page for page in pages if page not in ("index.html", "changelog.html"))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_what_callers_with_a_token_do_is_always_logged() -> None:
     assert all(sparing.filter(audit_record(None)) for _ in range(3 * MOST_ALIKE))
 
 
-def test_no_stranger_hides_another() -> None:
+def test_strangers_are_limited_separately() -> None:
     sparing = SparingFilter()
     noisy = [sparing.filter(audit_record("192.0.2.1")) for _ in range(3 * MOST_ALIKE)]
     assert sum(noisy) == MOST_ALIKE
@@ -89,5 +89,5 @@ def test_malformed_requests_do_not_fill_the_log(tmp_path: Path) -> None:
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(b"nonsense\r\n\r\n")
                 assert b" 400 " in connection.recv(1000)
-        eventually(lambda: "127.0.0.1 has sent what is no HTTP request" in server.log, "a line in the log")
+        eventually(lambda: "127.0.0.1 sent an invalid HTTP request" in server.log, "a line in the log")
         assert len(server.log.splitlines()) == MOST_ALIKE

@@ -1,4 +1,4 @@
-"""Worlds to try the promises in: a store in memory, its time from a clock or with every call, and a script of calls.
+"""Random scripts of calls, played on a memory store with its own clock or with explicit times.
 
 A script is data, so that the same one can be played in several worlds and the answers compared. Its times are whole
 microseconds of a *true* time that never goes back; the clock that a world reads may have been set back.
@@ -96,10 +96,9 @@ class World:
         if not self.explicit:
             self.clock.advance_us(advance_us - back_us)
 
-    def now(self, later_us: int = 0) -> float | None:
-        """Return what to give as `now=`; on a clock, move that instead."""
-        assert self.explicit or not later_us
-        return (self.now_us + later_us) / 1_000_000 if self.explicit else None
+    def now(self) -> float | None:
+        """Return the argument `now=` of a call; `None` if the store reads its clock."""
+        return self.now_us / 1_000_000 if self.explicit else None
 
     def play(self, op: Op) -> Outcome:
         """Do one op; a cost above the capacity and a settle without an open hold come to nothing."""
@@ -134,17 +133,6 @@ class World:
         number = open_holds[op.pick % len(open_holds)]
         final = self.holds[number].settle(op.cost - 1, now=self.now())
         return Outcome(op, self.true_us, hold=number, final=final)
-
-    def check(self, key: str | bytes, cost: int, tier: str | None = None, later_us: int = 0) -> Decision:
-        """Look without writing, at a later or earlier time."""
-        limiter = self.variants[0]
-        if self.explicit:
-            return limiter.check(key, cost, tier=tier, now=self.now(later_us))
-        self.clock.advance_us(later_us)
-        try:
-            return limiter.check(key, cost, tier=tier)
-        finally:
-            self.clock.advance_us(-later_us)
 
     def states(self) -> dict[object, State]:
         """Return everything that the store counts."""

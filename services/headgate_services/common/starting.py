@@ -1,4 +1,4 @@
-"""Starting a service: settings, log, server, and the message if it cannot start."""
+"""Start-up of a service: settings, logging, checks, server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from headgate import ConfigError, HeadgateError
 from headgate.observe import RedactingFilter, redact
-from headgate_server.hosting import serve, serve_with_workers
+from headgate_server.hosting import listen, serve, serve_in_worker, url_of
+from headgate_server.supervisor import MAX_WORKERS, WorkersFailed, run_workers
+from headgate_server.worker import Worker
 
-MOST_WORKERS = 256
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class RunnableSettings(Protocol):
-    """The settings that every service has."""
+    """Settings that every service has."""
 
     @property
     def host(self) -> str: ...
@@ -35,14 +37,14 @@ S = TypeVar("S", bound=RunnableSettings)
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to standard error with credentials removed; libraries log warnings only, at every level."""
+    """Log to standard error with credentials removed; from other libraries, warnings only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     set_up_log(handler, level)
 
 
 def set_up_log(handler: logging.Handler, level: str) -> None:
-    """Send our lines of this level and above, and the warnings of others, to a handler, credentials removed."""
+    """Use a handler, with credentials removed, for our records of `level` and above and warnings of other libraries."""
     handler.addFilter(RedactingFilter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     for package in ("headgate", "headgate_services"):
@@ -58,10 +60,10 @@ class Program(Generic[S]):
         place: The import path of this object, as `package.module:NAME`, for worker processes.
         load: Reads the settings.
         create_app: Creates the application.
-        checks: Raise `SettingsError` if the service cannot work; within the server that would end in a traceback.
-        in_memory: The state that each process would keep for itself, and the setting that changes that; empty if none.
-        set_up_log: Configures the log, by level.
-        access_log: Whether every request is a line in the log.
+        checks: Run before the server starts; raise `SettingsError` if the service cannot work.
+        in_memory: Returns which state each process would keep separately and the setting that moves it; empty if none.
+        set_up_log: Configures logging for a level.
+        access_log: Whether every request is logged.
     """
 
     place: str
@@ -73,10 +75,10 @@ class Program(Generic[S]):
     access_log: bool = True
 
     def main(self, host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-        """Run the service until it gets a signal to stop, and return the exit code.
+        """Run the service until a signal stops it, and return the exit code.
 
-        A reason not to start is printed on standard error, with the variable's name and without credentials, before the
-        port is opened.
+        If it cannot start, the reason is printed on standard error before the port is opened: the name of the variable
+        and the problem, without credentials.
 
         Args:
             host: The address to listen on, instead of `HOST`.
@@ -96,13 +98,22 @@ class Program(Generic[S]):
         port = settings.port if port is None else port
         if app is not None:
             return serve(app, host, port, access_log=self.access_log)
-        return serve_with_workers(
-            f"{self.place}.make_worker", host, port, workers, access_log=self.access_log
-        )
+        return self._serve_with_workers(host, port, workers)
 
-    def make_worker(self) -> Any:
-        """Return the service for one of several processes, with its log set up."""
-        return self.create_app(self._prepare())
+    def _serve_with_workers(self, host: str, port: int, workers: int) -> int:
+        try:
+            listener = listen(host, port)
+            message = f"running on {url_of(listener)} with {workers} workers"
+            function = f"{self.place}.serve_worker"
+            run_workers(function, [], listener, workers, lambda: logger.info(message))
+        except HeadgateError as error:
+            print(redact(str(error)), file=sys.stderr)
+            return 3 if isinstance(error, WorkersFailed) else 2
+        return 0
+
+    def serve_worker(self, worker: Worker) -> int:
+        """Serve in one of several processes, and return the exit code."""
+        return serve_in_worker(self.create_app(self._prepare()), worker, access_log=self.access_log)
 
     def _prepare(self) -> S:
         settings = self.load()
@@ -111,7 +122,7 @@ class Program(Generic[S]):
 
 
 def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Turn a coroutine function into a plain one, for commands."""
+    """Turn a coroutine function into a blocking one, for commands."""
 
     @wraps(work)
     def run_to_end(*args: P.args, **options: P.kwargs) -> T:
@@ -121,7 +132,7 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 def _check_workers(workers: int, in_memory: str) -> None:
-    if not 1 <= workers <= MOST_WORKERS:
-        raise ConfigError(f"--workers: must be from 1 to {MOST_WORKERS}")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"--workers: must be from 1 to {MAX_WORKERS}")
     if workers > 1 and in_memory:
         raise ConfigError(f"--workers: {workers} processes would each count for themselves: {in_memory}")

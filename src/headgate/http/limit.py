@@ -118,9 +118,9 @@ class LimitVersion(Generic[AnyLimiter]):
 
     def asked(self, question: Request, decision: Decision, quotas: Quotas | None) -> Asked:
         """Return the result of the limiter for the response to a request."""
-        tier, tier_for = question.tier, self.limiter.tier_for
-        if tier_for is not None:
-            tier = tier_for(question.key, tier)
+        tier, terms_for = question.tier, self.limiter.terms_for
+        if terms_for is not None:
+            tier, quotas = terms_for(question.key, tier, quotas)
         terms: Terms = tier
         if quotas is not None:
             terms = tuple(
@@ -374,7 +374,7 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
     each = costs if isinstance(costs, tuple) else (costs,) * len(limiter.rules)
     for units in each:
         check_whole(units)
-    has_one_tier = tier is None and limiter.tier_for is None
+    has_one_tier = tier is None and limiter.terms_for is None
     for rule, units in zip(limiter.rules, each, strict=True) if has_one_tier else ():
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst
         if units > capacity > 0:

@@ -88,7 +88,8 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     # URLs first, because a password may look like a named value.
     if "//" in text or "/\\/" in text:
         text = "".join(_without_user_information(text))
-    text = _ENCODED_URL.sub(lambda match: f"{match[1]}{_mask_of(match[0])}%40", text)
+    if "%40" in text:
+        text = _ENCODED_URL.sub(lambda match: f"{match[1]}{_mask_of(match[0])}%40", text)
     if "@" in text:
         text = _MISSPELT_URL.sub(lambda match: f"{match[1]}{_mask_of(match[0])}@", text)
         text = _NO_SCHEME.sub(f"{MASK}@", text)

@@ -5,7 +5,6 @@ from headgate.policy._sync.live import LivePolicy, PolicyLimiter, Version
 from headgate.policy.explain import explain, find_warnings, in_words
 from headgate.policy.load import load_policy, parse_policy, read_policy
 from headgate.policy.model import (
-    OVERRIDE,
     PERMISSIONS,
     LimiterPolicy,
     Permission,
@@ -13,12 +12,10 @@ from headgate.policy.model import (
     PolicyError,
     ServerPolicy,
     TokenPolicy,
-    known_tiers,
 )
 from headgate.policy.shadows import SHADOW, ShadowCount
 
 __all__ = [
-    "OVERRIDE",
     "PERMISSIONS",
     "SHADOW",
     "AsyncLivePolicy",
@@ -37,7 +34,6 @@ __all__ = [
     "explain",
     "find_warnings",
     "in_words",
-    "known_tiers",
     "load_policy",
     "parse_policy",
     "read_policy",

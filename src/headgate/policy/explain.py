@@ -12,15 +12,14 @@ from typing import Any, TypeVar
 from headgate.observe.redaction import redact
 from headgate.outage.policies import Local, OnStoreError
 from headgate.policy.environment import PREFIX, variables_of
-from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy, known_tiers
-from headgate.quota import Quota, format_period
+from headgate.policy.model import LimiterPolicy, Policy, ServerPolicy, tiers_of
+from headgate.quota import Quota, format_period, period_in_words
 from headgate.rules import REQUESTS, SHARED, Rule
 
 T = TypeVar("T", LimiterPolicy, ServerPolicy)
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTES = {
-    "fixed_window": "in windows by the clock, so up to twice as many around an edge",
+    "fixed_window": "in fixed windows, so up to twice as many around the end of a window",
     "sliding_log": "exact to the microsecond",
 }
 
@@ -49,23 +48,23 @@ def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
     for rule in limiter.rules:
         yield f"  - {_rule(rule)}"
     if len(limiter.rules) > 1:
-        yield "  All of these are decided together: either every one is charged, or none."
+        yield "  These rules are decided together: all are charged, or none."
     if not limiter.rules:
         yield "  Nothing is refused."
     for rule in limiter.shadow:
-        yield f"  - only watched, refuses nothing: {_rule(rule)}"
+        yield f"  - shadow rule, refuses nothing: {_rule(rule)}"
     if limiter.default_tier is not None:
-        yield f"  Callers without a known tier count as {limiter.default_tier!r}."
-    for key, tier in limiter.overrides.items():
-        rules = [rule for rule in (*limiter.rules, *limiter.shadow) if tier in rule.tiers]
-        quotas = ", ".join(f"{_quota(rule, rule.tiers[tier])} ({rule.name})" for rule in rules)
-        yield f"  {_key(key)} has its own: {quotas or 'nothing so far'}."
-    yield f"  If the store cannot be asked: {_failure(limiter.on_store_error)}."
+        yield f"  Callers without a known tier have the tier {limiter.default_tier!r}."
+    rules = {rule.name: rule for rule in (*limiter.rules, *limiter.shadow)}
+    for key, own in limiter.overrides.items():
+        quotas = ", ".join(f"{_quota(rules[name], quota)} ({name})" for name, quota in own.items())
+        yield f"  Override for {_key(key)}: {quotas or 'none'}."
+    yield f"  If the store is down: {_failure(limiter.on_store_error)}."
 
 
 def _server(server: ServerPolicy) -> Iterator[str]:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    yield f"server: listens on {host}:{server.port}, takes bodies of up to {server.largest_body:,} bytes"
+    yield f"server: listens on {host}:{server.port}, accepts bodies of up to {server.largest_body:,} bytes"
     for name, token in server.tokens.items():
         until = (
             ""
@@ -74,9 +73,9 @@ def _server(server: ServerPolicy) -> Iterator[str]:
         )
         yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}{until}"
     if not server.tokens and server.is_private:
-        yield "  Without tokens: open to clients on this machine, closed to all others."
+        yield "  Without tokens: only clients on this machine have access."
     elif not server.tokens:
-        yield "  Without tokens: other machines could reach this address, so it does not start."
+        yield "  Without tokens: does not start, because other machines can reach this address."
     if server.top_keys:
         yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
     if server.record is not None:
@@ -85,22 +84,16 @@ def _server(server: ServerPolicy) -> Iterator[str]:
 
 
 def _rule(rule: Rule) -> str:
-    tiers = "".join(
-        f"; tier {tier!r}: {_quota(rule, quota)}"
-        for tier, quota in rule.tiers.items()
-        if not tier.startswith(OVERRIDE)
-    )
+    tiers = "".join(f"; tier {tier!r}: {_quota(rule, quota)}" for tier, quota in rule.tiers.items())
     note = _NOTES.get(rule.kind, "")
     if rule.kind == "concurrent":
-        note = f"a place that is not renewed is free again after {format_period(rule.quota.period_us)}"
+        note = f"a place that is not renewed is freed after {format_period(rule.quota.period_us)}"
     note = f" ({note})" if note else ""
     return f"{in_words(rule)}{note}{tiers}  [{rule.name}]"
 
 
 def _quota(rule: Rule, quota: Quota) -> str:
-    if not quota.limit:
-        return "nothing at all"
-    period = _period(quota.period_us)
+    period = period_in_words(quota.period_us).replace("-", " ")
     units = f"{quota.limit:,}" if rule.unit == REQUESTS else f"{quota.limit:,} {rule.unit}"
     match rule.kind:
         case "token_bucket":
@@ -115,14 +108,6 @@ def _quota(rule: Rule, quota: Quota) -> str:
     return f"at most {units} in any {period}"
 
 
-def _period(period_us: int) -> str:
-    text = format_period(period_us, long=True)
-    if text.isalpha():
-        return text
-    number = text.rstrip("smhdw")
-    return f"{number} {_UNITS[text[len(number) :]]}"
-
-
 def _whose(scope: str | None) -> str:
     if scope is None:
         return "for each key"
@@ -135,7 +120,7 @@ def _key(key: object) -> str:
 
 def _failure(on_store_error: OnStoreError) -> str:
     if isinstance(on_store_error, Local):
-        return f"each process admits {on_store_error.share * 100:g}% of every limit by itself"
+        return f"each process admits {on_store_error.share * 100:g}% of every limit"
     return "everything is admitted" if on_store_error == "open" else "everything is refused"
 
 
@@ -174,7 +159,7 @@ def _limiter_warnings(limiter: LimiterPolicy) -> Iterator[str]:
     if not limiter.rules:
         only = " but shadow rules" if limiter.shadow else ""
         yield f"limiter {limiter.name!r} has no rules{only}, so it admits everything"
-    tiers = known_tiers((*limiter.rules, *limiter.shadow))
+    tiers = tiers_of((*limiter.rules, *limiter.shadow))
     if limiter.default_tier is not None and limiter.default_tier not in tiers:
         there = f"there is {', '.join(sorted(map(repr, tiers)))}" if tiers else "there are none"
         yield f"limiter {limiter.name!r}: no rule knows the default_tier {limiter.default_tier!r}; {there}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from headgate._fair_queue import FairQueue
@@ -94,10 +94,13 @@ class ReloadingLimiter(Generic[V]):
         self._adopt(version)
         with self._lock:
             listeners = list(self._listeners)
-        for listener in listeners:
-            notify = listener()
-            if notify is not None:
-                try:
-                    notify()
-                except Exception:  # noqa: BLE001  # an error in a listener must not affect the policy
-                    logger.exception("%r failed on a new policy", notify)
+        call_listeners(notify for listener in listeners if (notify := listener()) is not None)
+
+
+def call_listeners(listeners: Iterable[Callable[[], None]]) -> None:
+    """Call functions; log their errors, which must not affect the policy."""
+    for notify in listeners:
+        try:
+            notify()
+        except Exception:  # noqa: BLE001
+            logger.exception("%r failed on a new policy", notify)

@@ -12,60 +12,24 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from headgate._checks import Unpicklable, check_kind, is_number
 from headgate._fork import watch
+from headgate.algorithms import algorithm_for
 from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, HeadgateError, listed
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy.explain import describe_changes
+from headgate.policy.limiters import call_listeners
 from headgate.policy.load import parse_policy, policy_path, read_policy
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
+from headgate.stores.base import check_entries
 from headgate.stores.handle import StoreHandle
 
 L = TypeVar("L")
 
 Candidates = Callable[[str, tuple[Rule, ...]], Mapping[str, Rule]]
 """Returns the candidates for the rules of a limiter, from its name and rules."""
-
-
-class PolicyFile:
-    """A policy file, and the variables that may replace single values.
-
-    Attributes:
-        path: The path.
-    """
-
-    def __init__(self, path: str | Path, environment: Mapping[str, str] | None) -> None:
-        self.path = policy_path(path)
-        self._environment = environment
-        self._seen: tuple[str, str] | None = None
-
-    def read(self) -> Policy:
-        """Return the current policy of the file.
-
-        Raises:
-            PolicyError: The file cannot be read or is invalid.
-        """
-        self._seen = text, problem = self._glance()
-        if problem:
-            raise PolicyError(problem)
-        return parse_policy(text, str(self.path), self._environment)
-
-    def forget(self) -> None:
-        """Make `has_changed` true until the file is read again."""
-        self._seen = None
-
-    def has_changed(self) -> bool:
-        """Return whether the content of the file differs from the last read."""
-        return self._glance() != self._seen
-
-    def _glance(self) -> tuple[str, str]:
-        """Return the text and no error, or no text and the error."""
-        try:
-            return read_policy(self.path), ""
-        except PolicyError as error:
-            return "", str(error)
 
 
 class LiveLimiters(Unpicklable, Mapping[str, L]):
@@ -88,7 +52,9 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         self._hooks = Hooks(hooks) if hooks else None
         self._shadow_hooks = Hooks(shadow_hooks)
         self.clock = check_clock(clock)
-        self._file: PolicyFile | None = None
+        self._path: Path | None = None
+        self._environment: Mapping[str, str] | None = None
+        self._seen: tuple[str, str] | None = None
         self._handles: dict[str, StoreHandle] = {}
         self._ever: dict[str, Any] = {}
         self._limiters: dict[str, L] = {}
@@ -125,13 +91,14 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         Raises:
             PolicyError: The file cannot be read or is invalid.
         """
-        file = PolicyFile(path, environment)
-        policy = file.read()
+        file = policy_path(path)
+        seen = _read_or_error(file)
+        policy = _parse(file, seen, environment)
         try:
             live = cls(policy, hooks=hooks, shadow_hooks=shadow_hooks, clock=clock)
         except PolicyError as error:
-            raise PolicyError(f"{file.path}: {error}") from error
-        live._file = file
+            raise PolicyError(f"{file}: {error}") from error
+        live._path, live._environment, live._seen = file, environment, seen
         return live
 
     def __getitem__(self, name: str) -> L:
@@ -155,7 +122,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
     @property
     def follows_file(self) -> bool:
         """Whether there is a file to reload and watch."""
-        return self._file is not None
+        return self._path is not None
 
     def on_change(self, tell: Callable[[], None]) -> None:
         """Register a function to be called after every reload that changed something, on the thread that reloads."""
@@ -184,7 +151,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
         file = self._followed()
         with self._reloading:
             if self._reloader is threading.current_thread():
-                raise PolicyError(f"{file.path} is being reloaded by this thread already")
+                raise PolicyError(f"{file} is being reloaded by this thread already")
             self._reloader = threading.current_thread()
             try:
                 changed = self._renew(file)
@@ -195,16 +162,16 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
                 self._reloader = None
             self.last_error = None
         if changed:
-            logger.info("%s is in force: %s", file.path, "; ".join(changed))
-            self._tell()
+            logger.info("%s is in force: %s", file, "; ".join(changed))
+            call_listeners(self._listeners)
         return bool(changed)
 
-    def _look(self) -> None:
-        """Reload if the file has changed; log errors instead of raising them."""
+    def poll(self) -> None:
+        """Reload if the file has changed, as `watch` does every second; log errors instead of raising them."""
         file, known = self._followed(), self.last_error
         try:
-            if file.has_changed() and not self.reload() and known is not None:
-                logger.info("%s was read again: nothing has changed", file.path)
+            if _read_or_error(file) != self._seen and not self.reload() and known is not None:
+                logger.info("%s is valid again, without changes", file)
         except PolicyError as error:
             if str(error) != known:
                 logger.error("the policy stays as it was: %s", error)
@@ -213,26 +180,27 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             if self.last_error != known:
                 logger.exception("the policy stays as it was: unexpected error")
 
-    def _followed(self) -> PolicyFile:
-        if self._file is None:
+    def _followed(self) -> Path:
+        if self._path is None:
             raise PolicyError("this policy has no file; create it with from_file")
-        return self._file
+        return self._path
 
-    def _renew(self, file: PolicyFile) -> list[str]:
+    def _renew(self, file: Path) -> list[str]:
         """Apply the current policy of the file, and return descriptions of the changes."""
-        policy = file.read()
+        self._seen = _read_or_error(file)
+        policy = _parse(file, self._seen, self._environment)
         lost = self.policy.limiters.keys() - policy.limiters.keys()
         if lost and not policy.allow_removal:
             names = ", ".join(map(repr, sorted(lost)))
             raise PolicyError(
-                f"{file.path}: {names} would be removed; if the file is complete, write allow_removal = true at its top"
+                f"{file}: {names} would be removed; if the file is complete, write allow_removal = true at its top"
             )
         changed = describe_changes(self.policy, policy)
         try:
             self._use(policy)
         except PolicyError as error:
-            file.forget()  # the cause may be outside of the file, so try again later
-            raise PolicyError(f"{file.path}: {error}") from error
+            self._seen = None  # the cause may be outside of the file, so try again later
+            raise PolicyError(f"{file}: {error}") from error
         return changed
 
     def _use(self, policy: Policy) -> None:
@@ -265,6 +233,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             return before
         try:
             store = self._store(policy.store)
+            _check_overrides(policy, shared=store.guarantees.shared)
             # A memory store has the clock already; other stores receive its time with every call.
             clock = None if isinstance(store, MemoryStore) else self.clock
             return self._version_type(policy, store, clock, self._hooks, self._shadow_hooks, before)
@@ -291,19 +260,12 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
             self._handles[url] = StoreHandle(make) if is_memory else open_handle(url)
         return self._handles[url].store
 
-    def _tell(self) -> None:
-        for tell in self._listeners:
-            try:
-                tell()
-            except Exception:  # noqa: BLE001  # an error in a listener must not affect the policy
-                logger.exception("%r failed when it was called for a new policy", tell)
-
 
 class Watching:
     """A thread that watches a policy file; it ends with `stop`, with its `with` block, or with the process."""
 
-    def __init__(self, look: Callable[[], None], every: float) -> None:
-        self._look = look
+    def __init__(self, poll: Callable[[], None], every: float) -> None:
+        self._poll = poll
         self._every = every
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headgate-policy", daemon=True)
@@ -318,7 +280,7 @@ class Watching:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every):
-            self._look()
+            self._poll()
 
     def __enter__(self) -> Watching:
         return self
@@ -345,7 +307,7 @@ class AsyncWatched(LiveLimiters[L]):
         _check_pause(every)
         while True:
             await asyncio.sleep(every)
-            self._look()
+            self.poll()
 
 
 class Watched(LiveLimiters[L]):
@@ -364,7 +326,32 @@ class Watched(LiveLimiters[L]):
         """
         self._followed()
         _check_pause(every)
-        return Watching(self._look, every)
+        return Watching(self.poll, every)
+
+
+def _read_or_error(file: Path) -> tuple[str, str]:
+    """Return the text of a policy file and no error, or no text and the error."""
+    try:
+        return read_policy(file), ""
+    except PolicyError as error:
+        return "", str(error)
+
+
+def _parse(file: Path, seen: tuple[str, str], environment: Mapping[str, str] | None) -> Policy:
+    text, error = seen
+    if error:
+        raise PolicyError(error)
+    return parse_policy(text, str(file), environment)
+
+
+def _check_overrides(policy: LimiterPolicy, *, shared: bool) -> None:
+    """Refuse overrides that the store could not count exactly."""
+    rules = {rule.name: rule for rule in (*policy.rules, *policy.shadow)}
+    for quotas in policy.overrides.values():
+        for name, quota in quotas.items():
+            algorithm_for(rules[name], quota)
+            if shared:
+                check_entries(rules[name], quota)
 
 
 def _check_pause(every: float) -> None:

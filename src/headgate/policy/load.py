@@ -44,7 +44,7 @@ import contextlib
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from os import PathLike
@@ -59,7 +59,6 @@ from headgate.errors import ConfigError
 from headgate.outage.policies import OnOverload, OnStoreError, policy_from_data
 from headgate.policy.environment import LIMITER_KEYS, SERVER_KEYS, TOKEN_KEYS, replace_values
 from headgate.policy.model import (
-    OVERRIDE,
     PERMISSIONS,
     LimiterPolicy,
     Policy,
@@ -68,10 +67,7 @@ from headgate.policy.model import (
     ServerPolicy,
     TokenPolicy,
     frozen_key,
-    known_tiers,
-    override_tier,
 )
-from headgate.policy.overrides import OverridesError, resolved
 from headgate.policy.positions import Path, positions
 from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, period_from
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
@@ -211,18 +207,17 @@ class _PolicyReader:
         given = [*live, *shadow]
         named = table.trying(lambda: rules_from([rule for rule, _ in given]), "rules")
         sources = {rule.name: source for rule, (_, source) in zip(named, given, strict=True)}
-        rules, overrides = self._overrides(table, list(named))
         return LimiterPolicy(
             name=name,
-            rules=tuple(rules[: len(live)]),
-            shadow=tuple(rules[len(live) :]),
+            rules=named[: len(live)],
+            shadow=named[len(live) :],
             store=table.store("store", default_store),
             on_store_error=table.on_store_error(),
             on_overload=table.choice("on_overload", "refuse", get_args(OnOverload)),
             deadline=table.deadline(),
             headers=table.choice("headers", "both", get_args(HeaderStyle)),
-            default_tier=table.tier("default_tier") if "default_tier" in table.values else None,
-            overrides=MappingProxyType(overrides),
+            default_tier=table.text("default_tier") if "default_tier" in table.values else None,
+            overrides=MappingProxyType(self._overrides(table, named)),
             source=self._source_of(table.path if table.path in self.places else (*table.path, "rules")),
             rule_sources=MappingProxyType(sources),
         )
@@ -255,8 +250,10 @@ class _PolicyReader:
             )
         )
         given = table.section("tiers")
-        tiers = {given.tier(tier, tier): given.quota_of(rule, tier) for tier in given.values}
-        return [_with_tiers(rule, tiers)], table.flag("shadow", False)
+        if "" in given.values:
+            raise given.error("a tier needs a name", "")
+        tiers = {tier: given.quota_of(rule, tier) for tier in given.values}
+        return [replace(rule, tiers=MappingProxyType(tiers))], table.flag("shadow", False)
 
     def _kind_and_quota(self, table: _Section) -> tuple[Kind, Quota, Span | None]:
         """Return kind and quota of a rule, and the span of a calendar rule."""
@@ -276,8 +273,8 @@ class _PolicyReader:
         quota = table.trying(lambda: Quota.parse(text), "quota")
         return kind or ("sliding_window" if quota.burst is None else "token_bucket"), quota, None
 
-    def _overrides(self, table: _Section, rules: list[Rule]) -> tuple[list[Rule], dict[object, str]]:
-        """Return the rules with tiers for the overrides, and the tier by key."""
+    def _overrides(self, table: _Section, rules: tuple[Rule, ...]) -> dict[object, dict[str, Quota]]:
+        """Return the overridden quotas by rule name, by key."""
         value = table.values.get("overrides", [])
         if not isinstance(value, list):
             raise table.error("overrides is an array of tables: [[limiters.NAME.overrides]]", "overrides")
@@ -288,21 +285,9 @@ class _PolicyReader:
             if key in overrides:
                 raise own.error(f"key {entry['key']!r} is overridden twice", "key")
             overrides[key] = own_quotas
-        try:
-            quotas = resolved(overrides)
-        except OverridesError as error:
-            raise table.error(str(error), "overrides", error.index) from error
-        tiers = {key: override_tier(number) for number, key in enumerate(quotas)}
-        added = [_override_tiers(tiers[key], own, rules) for key, own in quotas.items()]
-        changed = [
-            _with_tiers(
-                rule, {tier: quota for all_tiers in added for tier, quota in all_tiers[place].items()}
-            )
-            for place, rule in enumerate(rules)
-        ]
-        return changed, tiers
+        return overrides
 
-    def _override_quotas(self, table: _Section, rules: list[Rule]) -> dict[str, Quota]:
+    def _override_quotas(self, table: _Section, rules: tuple[Rule, ...]) -> dict[str, Quota]:
         if "key" not in table.values or "rules" not in table.values:
             raise table.error('an override needs a key and rules = { NAME = "QUOTA" }')
         quotas = table.section("rules")
@@ -312,7 +297,7 @@ class _PolicyReader:
             raise quotas.error(f"no rule is called {min(unknown)!r}; the rules are {known}", min(unknown))
         return {name: quotas.quota_of(by_name[name], name) for name in quotas.values}
 
-    def _override_key(self, table: _Section, rules: list[Rule]) -> object:
+    def _override_key(self, table: _Section, rules: tuple[Rule, ...]) -> object:
         key = table.values["key"]
         named = sorted({rule.scope for rule in rules if rule.scope is not None} - {SHARED})
         if isinstance(key, dict):
@@ -437,7 +422,10 @@ class _Section:
         return _Section(self._reader, self.values.get(name, {}), (*self.path, name), known)
 
     def text(self, name: str, default: str | None = None) -> str:
-        return self._text(self.values.get(name, default), name)
+        value = self.values.get(name, default)
+        if not isinstance(value, str) or not value:
+            raise self.error(f"text is wanted, not {value!r}", name)
+        return value
 
     def whole(self, name: str, default: int | None, least: int, most: int) -> int:
         value = self.values.get(name, default)
@@ -490,41 +478,8 @@ class _Section:
         instant = value if isinstance(value, datetime) else datetime.combine(value, time.min)
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
-    def tier(self, name: str, value: str | None = None) -> str:
-        """Return the name of a tier: the value or the key of an entry."""
-        tier = self.text(name) if value is None else self._text(value, name)
-        if tier.startswith(OVERRIDE):
-            raise self.error(f"names that begin with {OVERRIDE!r} are reserved", name)
-        return tier
-
     def quota_of(self, rule: Rule, name: str) -> Quota:
         """Return the quota of a tier or an override."""
         is_number = rule.kind == "concurrent"
         value = self.whole(name, None, 0, MAX_UNITS) if is_number else self.text(name)
         return self.trying(lambda: rule.quota_from(value), name)
-
-    def _text(self, value: object, name: str) -> str:
-        if not isinstance(value, str) or not value:
-            raise self.error(f"text is wanted, not {value!r}", name)
-        return value
-
-
-def _with_tiers(rule: Rule, added: Mapping[str, Quota]) -> Rule:
-    return replace(rule, tiers=MappingProxyType({**rule.tiers, **added}))
-
-
-def _override_tiers(
-    override: str, quotas: Mapping[str, Quota], rules: Sequence[Rule]
-) -> list[dict[str, Quota]]:
-    """Return the tiers that an override adds to each rule.
-
-    Rules without an override keep their tiers, so there is one added tier for each combination with a tier.
-    """
-    kept = known_tiers(rule for rule in rules if rule.name not in quotas)
-    names = {override: "", **{override_tier(override, tier): tier for tier in sorted(kept)}}
-    return [
-        dict.fromkeys(names, quotas[rule.name])
-        if rule.name in quotas
-        else {name: rule.tiers[tier] for name, tier in names.items() if tier in rule.tiers}
-        for rule in rules
-    ]

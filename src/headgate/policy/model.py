@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Literal
@@ -12,6 +12,7 @@ from headgate._limiting import HeaderStyle
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
 from headgate.outage.policies import OnOverload, OnStoreError
+from headgate.quota import Quota, Quotas
 from headgate.rules import Rule
 
 RecordKeys = Literal["plain", "hashed"]
@@ -19,9 +20,6 @@ Permission = Literal["decide", "administer"]
 """A permission of a token."""
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
 """All permissions."""
-
-OVERRIDE = "override:"
-"""Prefix of tiers that represent overrides; reserved in files."""
 
 
 class PolicyError(ConfigError):
@@ -44,18 +42,19 @@ class LimiterPolicy:
 
     Attributes:
         name: The name.
-        rules: The live rules. Their tiers include the quotas of overridden keys, under names of `override_tier`.
+        rules: The live rules.
         shadow: Shadow rules, which count and report refusals, but do not refuse.
         store: URL of its store.
         on_store_error: `"open"`, `"closed"`, or `local(share)`.
         deadline: Seconds to wait for the store.
         headers: Which headers the HTTP edges send.
         default_tier: The tier of callers without a known tier.
-        overrides: Tier by overridden key, in the form of `frozen_key`.
+        overrides: Quotas by the names of rules, by overridden key in the form of `frozen_key`.
         on_overload: `"refuse"` or `"policy"`.
         candidate_for: For shadow rules that are candidates to replace a live rule: name of the live rule by name.
         source: Position in the file, as in `headgate.toml:12`; `None` without a file.
         rule_sources: Positions of its rules, by name.
+        tiers: The tiers of the live rules.
     """
 
     name: str
@@ -66,51 +65,68 @@ class LimiterPolicy:
     deadline: float | None
     headers: HeaderStyle
     default_tier: str | None
-    overrides: Mapping[object, str]
+    overrides: Mapping[object, Mapping[str, Quota]]
     on_overload: OnOverload = "refuse"
     candidate_for: Mapping[str, str] = field(default_factory=dict)
     # Not compared: a limiter that only moved in the file is unchanged.
     source: str | None = field(default=None, compare=False)
     rule_sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     # Computed once for all calls.
-    _known: frozenset[str] = field(init=False, repr=False, compare=False)
-    _tiers: frozenset[str] = field(init=False, repr=False, compare=False)
+    tiers: frozenset[str] = field(init=False, repr=False, compare=False)
     _shapes: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+    _ranks: Mapping[object, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         keep = object.__setattr__
-        keep(self, "_known", known_tiers(self.rules))
-        keep(self, "_tiers", frozenset(tier for rule in (*self.rules, *self.shadow) for tier in rule.tiers))
-        keep(self, "_shapes", _shapes(self.overrides))
+        by_scopes = [key for key in self.overrides if isinstance(key, frozenset)]
+        keep(self, "tiers", tiers_of(self.rules))
+        keep(self, "_shapes", tuple({tuple(sorted(scope for scope, _ in key)) for key in by_scopes}))
+        keep(self, "_ranks", {key: (len(key), index) for index, key in enumerate(by_scopes)})
 
     @property
-    def decides_alike(self) -> bool:
-        """Whether calls keep their tier: there are no overrides and no default tier."""
-        return not self.overrides and (self.default_tier is None or self.default_tier not in self._known)
+    def keeps_terms(self) -> bool:
+        """Whether calls keep their tier and quotas, for lack of overrides and of a default tier."""
+        return not self.overrides and (self.default_tier is None or self.default_tier not in self.tiers)
 
-    def tier_for(self, key: Key | None, tier: str | None) -> str | None:
-        """Return the tier that decides a call."""
-        return self.tier_among(self._known, key, tier)
+    def terms_for(
+        self, key: Key | None, tier: str | None, quotas: Quotas | None = None
+    ) -> tuple[str | None, Quotas | None]:
+        """Return the tier and the quotas by which the live rules decide a call; quotas of the call precede overrides."""
+        if found := self.override_for(key):
+            own = [found.get(rule.name) for rule in self.rules]
+            if quotas is not None:
+                own = [given or overridden for given, overridden in zip(quotas, own, strict=True)]
+            quotas = tuple(own) if any(own) else None
+        return self.tier_among(self.tiers, tier), quotas
 
-    def tier_among(self, known: frozenset[str], key: Key | None, tier: str | None) -> str | None:
-        """Return the tier that decides a call by rules with these tiers."""
-        if tier not in known:
-            tier = self.default_tier
-        own = self._override_of(key) if self.overrides and key is not None else None
-        if own is None:
-            return tier
-        both = override_tier(own, tier)
-        return both if both in self._tiers else own
+    def tier_among(self, known: frozenset[str], tier: str | None) -> str | None:
+        """Return the tier of a call to rules with these tiers."""
+        return tier if tier in known else self.default_tier
 
-    def _override_of(self, key: Key) -> str | None:
+    def override_for(self, key: Key | None) -> Mapping[str, Quota]:
+        """Return the overridden quotas of a call's key, by the names of rules."""
+        if not self.overrides or key is None:
+            return {}
         if not isinstance(key, Mapping):
-            return self.overrides.get(_text(key))
-        for shape in self._shapes:  # most entries first: the most specific override applies
+            return self.overrides.get(_text(key), {})
+        matching = []
+        for shape in self._shapes:
             if all(scope in key for scope in shape):
-                found = self.overrides.get(frozenset((scope, _text(key[scope])) for scope in shape))
-                if found is not None:
-                    return found
-        return None
+                entries = frozenset((scope, _text(key[scope])) for scope in shape)
+                if entries in self._ranks:
+                    matching.append(entries)
+        found: dict[str, Quota] = {}
+        for entries in sorted(matching, key=self._ranks.__getitem__):  # more scopes win, then the later one
+            found |= self.overrides[entries]
+        return found
+
+    def rules_for(self, key: Key | None, tier: str | None, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        """Return live or shadow rules with the quotas of a call instead of tiers."""
+        tier = self.tier_among(tiers_of((*self.rules, *rules)), tier)
+        found = self.override_for(key)
+        return tuple(
+            replace(rule, quota=found.get(rule.name) or rule.quota_for(tier), tiers={}) for rule in rules
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +194,9 @@ class Policy:
     allow_removal: bool = False
 
 
-def known_tiers(rules: Iterable[Rule]) -> frozenset[str]:
-    """Return the tiers of rules, without the tiers that represent overrides."""
-    return frozenset(tier for rule in rules for tier in rule.tiers if not tier.startswith(OVERRIDE))
+def tiers_of(rules: Iterable[Rule]) -> frozenset[str]:
+    """Return the tiers of rules."""
+    return frozenset(tier for rule in rules for tier in rule.tiers)
 
 
 def frozen_key(key: Mapping[str, PlainKey] | PlainKey) -> object:
@@ -188,12 +204,6 @@ def frozen_key(key: Mapping[str, PlainKey] | PlainKey) -> object:
     if isinstance(key, Mapping):
         return frozenset((scope, _text(part)) for scope, part in key.items())
     return _text(key)
-
-
-def override_tier(override: int | str, tier: str | None = None) -> str:
-    """Return the name of the tier that represents an override, alone or combined with a caller's tier."""
-    name = override if isinstance(override, str) else f"{OVERRIDE}{override}"
-    return name if tier is None else f"{name}/{tier}"
 
 
 def _text(part: object) -> str | None:
@@ -204,9 +214,3 @@ def _text(part: object) -> str | None:
     if isinstance(part, bytes):
         return part.decode("utf-8", "surrogateescape")
     return part if isinstance(part, str) else None
-
-
-def _shapes(overrides: Mapping[object, str]) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of scopes in keys of overrides, largest first."""
-    shapes = {tuple(sorted(scope for scope, _ in key)) for key in overrides if isinstance(key, frozenset)}
-    return tuple(sorted(shapes, key=lambda shape: (-len(shape), shape)))

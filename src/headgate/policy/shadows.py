@@ -13,7 +13,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call, Hooks, logger
 from headgate.keys import Key
-from headgate.policy.model import LimiterPolicy, known_tiers
+from headgate.policy.model import LimiterPolicy, tiers_of
 from headgate.rules import SHARED, Rule
 from headgate.stores.base import Receipts
 from headgate.stores.request import Request
@@ -103,7 +103,7 @@ class ShadowRule:
         self._policy = policy
         self._hooks = hooks
         # The tiers that would be known if the rule were live.
-        self._known = known_tiers((*policy.rules, rule))
+        self._known = tiers_of((*policy.rules, rule))
         # With a cost per live rule, the cost of this rule is that of a live rule with the same unit.
         self._like = next(
             (
@@ -146,9 +146,11 @@ class ShadowRule:
         cost, replaces = self.cost_in(request.cost), request.replaces
         if request.operation == "renew":
             cost = 1  # a lease keeps its units
-        key, tier = self._own(request.key), self._policy.tier_among(self._known, request.key, request.tier)
+        tier = self._policy.tier_among(self._known, request.tier)
+        own = self._policy.override_for(request.key).get(self.rule.name)
         costs = cost if replaces is None else (cost,)
-        return Request(request.operation, key, costs, tier, request.now, None, replaces)
+        plain = Request(request.operation, self._own(request.key), costs, tier, request.now, None, replaces)
+        return plain if own is None else plain.with_quotas((own,))
 
     def _own(self, key: Key | None) -> Key | None:
         """Return the part of a call's key with the scope of this rule."""
@@ -197,9 +199,9 @@ class ShadowedRules(Generic[S]):
         return type(self)(self._live, self._policy, holding, together=self._together)
 
     def _for_live(self, request: Request) -> Request:
-        """Return the request for the live rules, with the tier from the policy."""
-        tier = self._policy.tier_for(request.key, request.tier)
-        live = request.for_key(self.without_foreign(request.key), tier)
+        """Return the request for the live rules, with tier and quotas from the policy."""
+        tier, quotas = self._policy.terms_for(request.key, request.tier, request.quotas)
+        live = request.for_key(self.without_foreign(request.key), tier).with_quotas(quotas)
         if live.replaces is None:
             return live
         own = live_part(live.replaces)

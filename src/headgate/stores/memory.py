@@ -69,13 +69,14 @@ class MemoryStore(Closing):
     ) -> AsyncGate:
         return ImmediateGate(self.bind(limiter, rules))
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         """See `AsyncNotes.note`.
 
         Raises:
             StoreError: There are `max_notes` live notes already.
         """
-        return self._counters.alone(self._notes.add, name, text, check_note(name, text, seconds))
+        lasting = check_note(name, text, seconds, replaces)
+        return self._counters.alone(self._notes.add, name, text, lasting, replaces)
 
     async def get_note(self, name: str) -> str | None:
         """See `AsyncNotes.get_note`."""
@@ -132,20 +133,21 @@ class Notes:
         expires, text = self._by_name.get(name, (0, None))
         return text if expires > self._now() else None
 
-    def add(self, name: str, text: str, lasting: int) -> str:
-        """Keep a text under a name, unless another text is kept there, and return the kept text."""
+    def add(self, name: str, text: str, lasting: int, replaces: str | None) -> str:
+        """Keep a text under a name, unless a text other than `replaces` is kept there, and return the kept text."""
         now = self._now()
         self._drop_expired(now)
         expires, kept = self._by_name.get(name, (0, text))
-        if expires > now and (kept != text or expires >= now + lasting):
+        if expires > now and kept not in (text, replaces):
             return kept
         if name not in self._by_name and len(self._by_name) >= self._max_notes:
             raise StoreError(
                 f"the memory store keeps {self._max_notes} notes already and none has expired; "
                 f"create it with a higher max_notes=, or use a store outside of this process, like 'sqlite:///limits.db'"
             )
-        self._by_name[name] = now + lasting, text
-        heappush(self._expiring, (now + lasting, name))
+        self._by_name[name] = max(expires, now + lasting), text
+        if expires < now + lasting:
+            heappush(self._expiring, (now + lasting, name))
         return text
 
     def _drop_expired(self, now: int) -> None:

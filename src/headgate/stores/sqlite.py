@@ -63,9 +63,8 @@ _CREATE_NOTES = """
     ) WITHOUT ROWID
 """
 _INDEX_NOTES = "CREATE INDEX IF NOT EXISTS headgate_notes_expires ON headgate_notes (expires)"
-_SELECT_NOTE = "SELECT note FROM headgate_notes WHERE id = ? AND expires > ?"
+_SELECT_NOTE = "SELECT note, expires FROM headgate_notes WHERE id = ? AND expires > ?"
 _KEEP_NOTE = "INSERT OR REPLACE INTO headgate_notes VALUES (?, ?, ?)"
-_EXTEND_NOTE = "UPDATE headgate_notes SET expires = max(expires, ?) WHERE id = ?"
 _CLEAN_NOTES = """
     DELETE FROM headgate_notes WHERE id IN (
         SELECT id FROM headgate_notes WHERE expires <= ? ORDER BY expires LIMIT ?
@@ -116,19 +115,18 @@ class SQLiteStore(SQLiteFile):
     ) -> AsyncGate:
         return _WorkerGate(self, _SQLiteGate(self, limiter, rules))
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         """See `AsyncNotes.note`."""
-        lasting = check_note(name, text, seconds)
+        lasting = check_note(name, text, seconds, replaces)
         row, note = note_key(self.namespace, name), note_bytes(text)
+        replaced = None if replaces is None else note_bytes(replaces)
 
         def work(connection: sqlite3.Connection) -> bytes:
             now = self.clock.now_us()
-            kept = connection.execute(_SELECT_NOTE, (row, now)).fetchone()
-            if kept is not None:
-                if kept[0] == note:
-                    connection.execute(_EXTEND_NOTE, (now + lasting, row))
-                return kept[0]  # type: ignore[no-any-return]  # a column has no type
-            connection.execute(_KEEP_NOTE, (row, note, now + lasting))
+            kept, expires = connection.execute(_SELECT_NOTE, (row, now)).fetchone() or (note, 0)
+            if kept not in (note, replaced):
+                return kept
+            connection.execute(_KEEP_NOTE, (row, note, max(expires, now + lasting)))
             connection.execute(_CLEAN_NOTES, (now, _NOTES_PER_CLEANING))
             return note
 
@@ -138,8 +136,8 @@ class SQLiteStore(SQLiteFile):
         """See `AsyncNotes.get_note`."""
         row = note_key(self.namespace, name)
 
-        def work(connection: sqlite3.Connection) -> tuple[bytes] | None:
-            kept: tuple[bytes] | None = connection.execute(
+        def work(connection: sqlite3.Connection) -> tuple[bytes, int] | None:
+            kept: tuple[bytes, int] | None = connection.execute(
                 _SELECT_NOTE, (row, self.clock.now_us())
             ).fetchone()
             return kept

@@ -15,7 +15,7 @@ from headgate.testing.postgres_server import PostgresServer
 
 PATIENT = 60.0
 
-NOTE = "SELECT headgate_note_v1(%b, %b, %s, false)"
+NOTE = "SELECT headgate_note_v1(%b, %b, %s, false, NULL)"
 
 
 def row_of(connection: psycopg.Connection, name: str) -> tuple[bytes, int] | None:

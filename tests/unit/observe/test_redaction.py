@@ -244,11 +244,11 @@ def test_no_text_breaks_it(text: str, secrets: list[str]) -> None:
         "://" * 20_000,
         "@:" * 20_000,
         "password" * 8_000,
-        "redis://" * 8_000,
-        "redis%3a%2f%2f" * 20_000,
+        "redis://" * 2_000,
+        "%40" + "redis%3a%2f%2f" * 2_000,
     ],
 )
-def test_long_lines_take_no_more_than_their_length(text: str) -> None:
+def test_long_lines_are_redacted_in_linear_time(text: str) -> None:
     assert redact(text + " password=x").endswith("password=***")
 
 

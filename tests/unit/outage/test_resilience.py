@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from headgate import (
-    AsyncHold,
     AsyncLimiter,
     ConfigError,
     Decision,
@@ -728,24 +727,6 @@ async def test_tasks_are_answered_in_an_outage(store: Flaky) -> None:
     assert limiter.health.outages == 1
 
 
-async def call(limiter: AsyncLimiter, hold: AsyncHold, operation: str) -> None:
-    await (hold.release() if operation == "release" else getattr(limiter, operation)("alice"))
-
-
-@pytest.mark.parametrize("operation", ["hit", "check", "hold", "record", "release", "reset"])
-async def test_whatever_a_task_fails_at_first_finds_out(store: Flaky, operation: str) -> None:
-    limiter = AsyncLimiter("8/minute", name="x", store=store)
-    hold = await limiter.hold("alice")
-    store.fail()
-    if operation == "reset":
-        with pytest.raises(StoreUnavailable):
-            await limiter.reset("alice")
-    else:
-        await call(limiter, hold, operation)
-    assert not limiter.health.available
-    assert limiter.health.failures == 1
-
-
 async def test_a_quiet_limiter_of_tasks_is_back_without_any_call(store: Flaky, later: Later) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
     store.fail()
@@ -759,19 +740,6 @@ async def test_a_quiet_limiter_of_tasks_is_back_without_any_call(store: Flaky, l
     assert limiter.health.available
     assert later.is_idle
     assert not (await limiter.hit("alice")).degraded
-
-
-async def test_a_task_with_a_tighter_deadline_answers_its_own_call_only(store: Flaky, later: Later) -> None:
-    tight = AsyncLimiter("8/minute", name="x", store=store, deadline=0.003)
-    closed = AsyncLimiter("8/minute", name="y", store=store, on_store_error="closed")
-    store.late = 0.005
-    assert (await tight.hit("alice")).degraded
-    assert (await closed.hit("alice")).allowed
-    await later.aprobe()
-    assert closed.health.available
-    store.late = 100
-    for _ in range(2):
-        assert (await tight.hit("alice")).degraded
 
 
 async def test_tasks_that_are_cancelled_say_nothing_about_the_store(store: Flaky) -> None:
@@ -829,11 +797,3 @@ def test_another_event_loop_finds_out_by_itself(store: Flaky, monkeypatch: pytes
 
 async def hit(limiter: AsyncLimiter) -> Decision:
     return await limiter.hit("alice")
-
-
-async def test_tasks_have_deadlines_only_where_they_are_taken(store: Flaky) -> None:
-    AsyncLimiter("8/minute", name="x", store=store, deadline=0.5)
-    assert store.deadlines == [0.5, None, None]
-    with SQLiteStore(":memory:") as sqlite, pytest.raises(ConfigError, match="deadline"):
-        AsyncLimiter("8/minute", name="x", store=sqlite, deadline=0.5)
-    assert AsyncLimiter("8/minute").health.available

@@ -1,4 +1,4 @@
-"""What the tests of live policies share."""
+"""Fixtures for tests of live policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AnyLive = LivePolicy | AsyncLivePolicy
 
 
 class Author:
-    """Somebody who writes a policy file."""
+    """Writer of a policy file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ def author(tmp_path: Path) -> Author:
 async def follow(
     request: pytest.FixtureRequest, author: Author, clock: FakeClock
 ) -> AsyncIterator[Callable[..., Any]]:
-    """A function that follows the author's file, for threads and for coroutines; `tests.unit.flavours` helps to call it."""
+    """A function that opens the live policy of the author's file, sync and async; call it with `tests.unit.flavours`."""
     opened: list[Any] = []
 
     def open_live(text: str | None = None, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reading policies: what is accepted, and what is said of what is not."""
+"""Valid policies, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from types import MappingProxyType
 
 import pytest
 
-from headgate import Limiter, calendar, concurrent, local, sliding_window, token_bucket
+from headgate import calendar, concurrent, local, sliding_window, token_bucket
 from headgate.policy import (
     Policy,
     PolicyError,
     ServerPolicy,
     TokenPolicy,
     explain,
-    in_words,
     load_policy,
     parse_policy,
 )
-from headgate.testing import FakeClock
 
 FULL = """
 [store]
@@ -49,7 +47,7 @@ rules = { hourly = "5000/hour" }
 """
 
 
-def test_the_smallest_file() -> None:
+def test_the_smallest_policy() -> None:
     policy = parse_policy('[limiters.login]\nrules = ["5/minute"]')
     login = policy.limiters["login"]
     assert login.rules == (sliding_window("5/minute"),)
@@ -57,7 +55,7 @@ def test_the_smallest_file() -> None:
     assert (login.headers, login.default_tier, login.shadow) == ("both", None, ())
 
 
-def test_everything_that_can_be_written() -> None:
+def test_all_settings_of_limiters() -> None:
     policy = parse_policy(FULL)
     assert [rule.name for rule in policy.limiters["login"].rules] == [
         "per-minute",
@@ -71,104 +69,85 @@ def test_everything_that_can_be_written() -> None:
     assert (api.deadline, api.headers) == (0.5, "ietf")
 
 
-def test_an_override_beats_a_tier_and_an_unknown_tier_is_the_default() -> None:
-    api = parse_policy(FULL).limiters["api"]
-    limiter = Limiter(*api.rules, clock=FakeClock())
-
-    def hourly(key: str, tier: str | None) -> int:
-        return limiter.check(key, tier=api.tier_for(key, tier)).results[1].limit
-
-    assert hourly("alice", None) == 5000
-    assert hourly("alice", "pro") == 5000
-    assert hourly("bob", "pro") == 1000
-    assert hourly("bob", "mystery") == 100
-    assert api.tier_for("bob", "mystery") == "free"
-
-
-def test_an_override_of_a_scoped_key() -> None:
-    policy = parse_policy("""
-        [limiters.submit]
-        rules = [
-          { quota = "1/hour", scope = "user", name = "user" },
-          { quota = "9/hour", scope = "*", name = "all" },
-        ]
-        [[limiters.submit.overrides]]
-        key = { user = "42" }
-        rules = { user = "2/hour" }
-    """)
-    submit = policy.limiters["submit"]
-    limiter = Limiter(*submit.rules, clock=FakeClock())
-    for user, admitted in (("42", 2), ("43", 1)):
-        key = {"user": user}
-        tier = submit.tier_for(key, None)
-        assert sum(bool(limiter.hit(key, tier=tier)) for _ in range(5)) == admitted
+@pytest.mark.parametrize(
+    ("rule", "column", "message"),
+    [
+        ("5", 10, "a table is wanted"),
+        ('"5/minute", "5/fortnight"', 22, "unit of time"),
+        ('"5/minute", "6/minute"', 9, "two rules are called"),
+        ('{ kind = "token_bucket" }', 10, "needs a quota"),
+        ('{ quota = "5/m", kind = "leaky" }', 34, "'token_bucket'"),
+        ('{ quota = "5/m burst 9", kind = "fixed_window" }', 10, "no burst"),
+        ('{ quota = "5/m", kind = "sliding_log", buckets = 9 }', 59, "for sliding_window"),
+        ('{ quota = "5/m", shadow = 1 }', 36, "true or false"),
+        ('{ quota = "5/m", tiers = { a = "5/h" } }', 41, "period"),
+        ('{ quota = "5/m", tiers = { "" = "6/m" } }', 42, "a tier needs a name"),
+        ('{ kind = "concurrent", quota = 5 }', 10, "concurrent needs a lease"),
+        ('{ kind = "concurrent", quota = "5", lease = "60s" }', 41, "a whole number from 0"),
+        ('{ kind = "concurrent", quota = 5, lease = "soon" }', 52, "lease"),
+        ('{ kind = "concurrent", quota = 5, lease = true }', 52, "a lease is text like '60s'"),
+        ('{ kind = "concurrent", quota = 5, lease = "60s", tiers = { a = "9/m" } }', 73, "number from 0"),
+        ('{ quota = "5/m", lease = "60s" }', 35, "lease is for concurrent, not for sliding_window"),
+        ('{ quota = "5/d", timezone = "UTC" }', 38, "timezone is for calendar, not for sliding_window"),
+        ('{ kind = "calendar", quota = "5/month", timezone = "Berlin" }', 61, "Berlin"),
+        ('{ kind = "calendar", quota = "5/month", timezone = 2 }', 61, "text is wanted"),
+        ('{ kind = "calendar", quota = "5/hour" }', 39, "expected day, week, month or year"),
+        ('{ kind = "calendar", quota = 5 }', 39, "text is wanted"),
+        ('{ kind = "calendar", quota = "5/month", tiers = { a = "9/day" } }', 64, "the period of '5/month'"),
+        ('{ quota = "5/month" }', 20, 'in a policy file { kind = "calendar", quota = "5/month" }'),
+        ('{ quota = "5/m", unit = 3 }', 34, "text is wanted"),
+        ('{ quota = "5/m", unit = "" }', 34, "text is wanted"),
+    ],
+)
+def test_an_invalid_rule_is_an_error_with_its_position(rule: str, column: int, message: str) -> None:
+    with pytest.raises(PolicyError, match=rf"^headgate\.toml:2:{column}: .*{re.escape(message)}") as caught:
+        parse_policy(f"[limiters.x]\nrules = [{rule}]", "headgate.toml")
+    assert (caught.value.line, caught.value.column) == (2, column)
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "complaint"),
+    ("line", "place", "message"),
     [
-        ('[limiters.x]\nrules = ["5/minute", "5/fortnight"]', "2:22", "unit of time"),
-        ('[limiters.x]\nrules = ["5/minute", "6/minute"]', "2:9", "two rules are called"),
-        ("[limiters.x]\nrules = 5", "2:9", "rules is an array"),
-        ("[limiters.x]\nrules = [5]", "2:10", "a table is wanted"),
-        ('[limiters.x]\nrules = [{ kind = "token_bucket" }]', "2:10", "needs a quota"),
-        ('[limiters.x]\nrules = [{ quota = "5/m", kind = "leaky" }]', "2:34", "'token_bucket'"),
-        ('[limiters.x]\nrules = [{ quota = "5/m burst 9", kind = "fixed_window" }]', "2:10", "no burst"),
-        (
-            '[limiters.x]\nrules = [{ quota = "5/m", kind = "sliding_log", buckets = 9 }]',
-            "2:59",
-            "for sliding_window",
-        ),
-        ('[limiters.x]\nrules = [{ quota = "5/m", shadow = 1 }]', "2:36", "true or false"),
-        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { a = "5/h" } }]', "2:41", "period"),
-        ('[limiters.x]\nrules = ["5/m"]\nrate = 1', "3:8", "unknown key 'rate'"),
-        ('[limiters.x]\nrules = ["5/m"]\nheaders = "all"', "3:11", "'ietf'"),
-        ('[limiters.x]\nrules = ["5/m"]\ndeadline = 0', "3:12", "above 0"),
-        (f'[limiters.x]\nrules = ["5/m"]\ndeadline = {10**400}', "3:12", "at most 3600"),
-        ('[limiters.x]\nrules = ["5/m"]\ndeadline = inf', "3:12", "at most 3600"),
-        ('[limiters.x]\nrules = ["5/m"]\ndeadline = nan', "3:12", "at most 3600"),
-        ('[limiters.x]\nrules = ["5/m"]\ndefault_tier = "override:0"', "3:16", "'override:' are reserved"),
-        (
-            '[limiters.x]\nrules = [{ quota = "5/m", tiers = { "override:0" = "6/m" } }]',
-            "2:52",
-            "are reserved",
-        ),
-        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { "" = "6/m" } }]', "2:42", "text is wanted"),
-        ('[limiters.x]\nrules = ["5/m"]\non_store_error = { local = 2 }', "3:18", "local = 0.25"),
-        ('[limiters.x]\nrules = ["5/m"]\nstore = ""', "3:9", "text is wanted"),
-        ("[limiters.x]\nstore = 'memory://'", "1:1", "no rules"),
-        ("[limiters]\nx = 1", "2:5", "a table is wanted"),
-        ("[limits.x]\nrules = []", "1:1", "unknown key 'limits'"),
-        ("[limiters.x\nrules = []", "1:12", "Expected"),
-        (
-            '[limiters.x]\nrules = ["5/m"]\n[[limiters.x.overrides]]\nkey = "a"\nrules = { b = "1/m" }',
-            "5:15",
-            "no rule is called 'b'",
-        ),
-        (
-            '[limiters.x]\nrules = ["5/m"]\n[[limiters.x.overrides]]\nkey = 5\nrules = {}',
-            "4:7",
-            "a key is text",
-        ),
-        (
-            '[limiters.x]\nrules = ["5/m"]\n[[limiters.x.overrides]]\nkey = "a"',
-            "3:1",
-            "needs a key and rules",
-        ),
-        (
-            '[limiters.x]\nrules = ["5/m"]\n' + '[[limiters.x.overrides]]\nkey = "a"\nrules = {}\n' * 2,
-            "7:7",
-            "overridden twice",
-        ),
-        ('[limiters.x]\nrules = ["5/m"]\noverrides = 5', "3:13", "array of tables"),
+        ("rate = 1", "3:8", "unknown key 'rate'"),
+        ('headers = "all"', "3:11", "'ietf'"),
+        ("deadline = 0", "3:12", "above 0"),
+        (f"deadline = {10**400}", "3:12", "at most 3600"),
+        ("deadline = inf", "3:12", "at most 3600"),
+        ("deadline = nan", "3:12", "at most 3600"),
+        ("on_store_error = { local = 2 }", "3:18", "local = 0.25"),
+        ('store = ""', "3:9", "text is wanted"),
+        ('store = "mysql://host/limits"', "3:9", "mysql"),
+        ("overrides = 5", "3:13", "array of tables"),
+        ('[[limiters.x.overrides]]\nkey = "a"\nrules = { b = "1/m" }', "5:15", "no rule is called 'b'"),
+        ("[[limiters.x.overrides]]\nkey = 5\nrules = {}", "4:7", "a key is text"),
+        ('[[limiters.x.overrides]]\nkey = "a"', "3:1", "needs a key and rules"),
     ],
 )
-def test_an_error_says_where_it_is_and_what_is_wanted(text: str, place: str, complaint: str) -> None:
-    with pytest.raises(PolicyError) as caught:
+def test_an_invalid_setting_is_an_error_with_its_position(line: str, place: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=rf"^headgate\.toml:{place}: .*{re.escape(message)}"):
+        parse_policy(f'[limiters.x]\nrules = ["5/m"]\n{line}', "headgate.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("[limiters.x]\nrules = 5", ":2:9", "rules is an array"),
+        ("[limiters.x]\nstore = 'memory://'", ":1:1", "no rules"),
+        ("[limiters]\nx = 1", ":2:5", "a table is wanted"),
+        ("[limits.x]\nrules = []", ":1:1", "unknown key 'limits'"),
+        ("[limiters.x\nrules = []", ":1:12", "Expected"),
+        ("", "", "no limiters"),
+    ],
+)
+def test_an_invalid_document_is_an_error_with_its_position(text: str, place: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=rf"^headgate\.toml{place}: .*{re.escape(message)}"):
         parse_policy(text, "headgate.toml")
-    assert str(caught.value).startswith(f"headgate.toml:{place}: ")
-    assert complaint in str(caught.value)
-    assert f"{caught.value.line}:{caught.value.column}" == place
+
+
+def test_a_url_in_the_form_of_a_connection_string_is_an_error_without_its_password() -> None:
+    with pytest.raises(PolicyError, match=r"^policy:3:9: ") as caught:
+        parse_policy('[limiters.a]\nrules = ["5/minute"]\nstore = "host=db password=s3cret"')
+    assert "s3cret" not in str(caught.value)
 
 
 RULES_OF_SERVICES = """
@@ -185,11 +164,10 @@ rules = { "in flight" = 7, "calendar-month-tokens" = "8/month" }
 """
 
 
-def test_units_places_and_calendars() -> None:
+def test_units_concurrent_rules_and_calendars() -> None:
     limiter = parse_policy(RULES_OF_SERVICES).limiters["model"]
-    tier = limiter.tier_for("alice", None)
-    assert tier is not None
-    assert [rule.quota_for(tier).limit for rule in limiter.rules] == [60, 20_000, 7, 8]
+    of_alice = limiter.rules_for("alice", "pro", limiter.rules)
+    assert [rule.quota.limit for rule in of_alice] == [60, 20_000, 7, 8]
     assert [rule.quota_for("pro").limit for rule in limiter.rules] == [60, 20_000, 20, 9]
     plain = [replace(rule, tiers=MappingProxyType({})) for rule in limiter.rules]
     assert plain == [
@@ -202,47 +180,15 @@ def test_units_places_and_calendars() -> None:
     assert utc == calendar("5/day")
 
 
-def test_units_places_and_calendars_in_plain_words() -> None:
+def test_explain_units_concurrent_rules_and_calendars() -> None:
     words = explain(parse_policy(RULES_OF_SERVICES))
     assert "at most 20,000 tokens in any minute for each key  [tokens]" in words
-    assert "at most 5 held at once for each key (a place that is not renewed is free again after 1m)" in words
+    assert "at most 5 held at once for each key (a place that is not renewed is freed after 1m)" in words
     assert "; tier 'pro': at most 20 held at once  [in flight]" in words
     assert "at most 10,000 tokens in a calendar month of Europe/Berlin for each key" in words
 
 
-@pytest.mark.parametrize(
-    ("rule", "column", "complaint"),
-    [
-        ('{ kind = "concurrent", quota = 5 }', 10, "concurrent needs a lease"),
-        ('{ kind = "concurrent", quota = "5", lease = "60s" }', 41, "a whole number from 0"),
-        ('{ kind = "concurrent", quota = 5, lease = "soon" }', 52, "lease"),
-        ('{ kind = "concurrent", quota = 5, lease = true }', 52, "a lease is text like '60s'"),
-        (
-            '{ kind = "concurrent", quota = 5, lease = "60s", tiers = { a = "9/m" } }',
-            73,
-            "a whole number from 0",
-        ),
-        ('{ quota = "5/m", lease = "60s" }', 35, "lease is for concurrent, not for sliding_window"),
-        ('{ quota = "5/d", timezone = "UTC" }', 38, "timezone is for calendar, not for sliding_window"),
-        ('{ kind = "calendar", quota = "5/month", timezone = "Berlin" }', 61, "Berlin"),
-        ('{ kind = "calendar", quota = "5/month", timezone = 2 }', 61, "text is wanted"),
-        ('{ kind = "calendar", quota = "5/hour" }', 39, "expected day, week, month or year"),
-        ('{ kind = "calendar", quota = 5 }', 39, "text is wanted"),
-        ('{ kind = "calendar", quota = "5/month", tiers = { a = "9/day" } }', 64, "the period of '5/month'"),
-        ('{ quota = "5/month" }', 20, 'in a policy file { kind = "calendar", quota = "5/month" }'),
-        ('{ quota = "5/m", unit = 3 }', 34, "text is wanted"),
-        ('{ quota = "5/m", unit = "" }', 34, "text is wanted"),
-    ],
-)
-def test_what_is_wrong_with_such_a_rule_is_said_with_its_place(
-    rule: str, column: int, complaint: str
-) -> None:
-    with pytest.raises(PolicyError, match=re.escape(complaint)) as caught:
-        parse_policy(f"[limiters.x]\nrules = [{rule}]")
-    assert (caught.value.line, caught.value.column) == (2, column)
-
-
-def test_an_override_of_places_is_a_number() -> None:
+def test_an_override_of_a_concurrent_rule_is_a_number() -> None:
     with pytest.raises(PolicyError, match="a whole number from 0") as caught:
         parse_policy(RULES_OF_SERVICES.replace('"in flight" = 7', '"in flight" = "7/minute"'))
     assert caught.value.line == 11
@@ -259,14 +205,9 @@ def test_an_override_of_places_is_a_number() -> None:
     ],
     ids=["brackets", "braces", "digits", "digits that can be read but not written", "a quota"],
 )
-def test_what_has_no_end_is_an_error_like_any_other(text: str) -> None:
+def test_too_many_brackets_or_digits_are_an_error(text: str) -> None:
     with pytest.raises(PolicyError, match=r"^headgate\.toml:"):
         parse_policy(text, "headgate.toml")
-
-
-def test_no_limiters_is_an_error() -> None:
-    with pytest.raises(PolicyError, match="no limiters"):
-        parse_policy("")
 
 
 def test_environment_variables_replace_single_values() -> None:
@@ -282,17 +223,18 @@ def test_environment_variables_replace_single_values() -> None:
     assert policy.limiters["api"].deadline == 2
 
 
-def test_a_bad_variable_is_named() -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ('["5/fortnight"]', "fortnight"),
+        ("1" * 5_000, "rules is an array"),
+        ("[" * 5_000, "rules is an array"),
+    ],
+    ids=["quota", "digits", "brackets"],
+)
+def test_the_error_of_a_variable_names_it(value: str, message: str) -> None:
     with pytest.raises(
-        PolicyError, match=r"environment variable HEADGATE_LIMITERS__LOGIN__RULES: .*fortnight"
-    ):
-        parse_policy(FULL, environment={"HEADGATE_LIMITERS__LOGIN__RULES": '["5/fortnight"]'})
-
-
-@pytest.mark.parametrize("value", ["1" * 5_000, "[" * 5_000], ids=["digits", "brackets"])
-def test_a_variable_that_has_no_end_is_named_too(value: str) -> None:
-    with pytest.raises(
-        PolicyError, match=r"environment variable HEADGATE_LIMITERS__LOGIN__RULES: rules is an"
+        PolicyError, match=f"^environment variable HEADGATE_LIMITERS__LOGIN__RULES: .*{message}"
     ):
         parse_policy(FULL, environment={"HEADGATE_LIMITERS__LOGIN__RULES": value})
 
@@ -307,14 +249,14 @@ def test_a_variable_that_has_no_end_is_named_too(value: str) -> None:
         ('[limiters.a]\nrules = ["5/m"]\n[server.tokens]\nx = 5', "SERVER__TOKENS__X__SHA256", "4:5"),
     ],
 )
-def test_a_variable_within_what_is_no_table_leaves_it_to_the_file_to_be_wrong(
+def test_a_variable_does_not_hide_that_its_parent_is_not_a_table(
     text: str, variable: str, place: str
 ) -> None:
     with pytest.raises(PolicyError, match=rf"^headgate\.toml:{place}: a table is wanted"):
         parse_policy(text, "headgate.toml", {f"HEADGATE_{variable}": "5"})
 
 
-def test_a_variable_for_a_table_comes_before_those_for_what_is_in_it() -> None:
+def test_the_variable_of_a_table_applies_before_those_of_its_values() -> None:
     table = {"HEADGATE_SERVER__TOKENS": f'{{ gateway = {{ sha256 = "{DIGEST}", may = ["decide"] }} }}'}
     value = {"HEADGATE_SERVER__TOKENS__GATEWAY__MAY": '["administer"]'}
     for environment in (table | value, value | table):
@@ -322,24 +264,19 @@ def test_a_variable_for_a_table_comes_before_those_for_what_is_in_it() -> None:
         assert tokens == {"gateway": TokenPolicy(DIGEST, frozenset({"administer"}))}
 
 
-def test_a_variable_that_may_mean_several_limiters_is_an_error() -> None:
+def test_an_ambiguous_variable_is_an_error() -> None:
     text = "".join(f'[limiters.{name}]\nrules = ["5/minute"]\n' for name in ("a-b", "a_b", "A_b", "c"))
     meant = r"limiters\.a-b\.rules, limiters\.a_b\.rules, limiters\.A_b\.rules"
     with pytest.raises(
         PolicyError, match=rf"^environment variable HEADGATE_LIMITERS__A_B__RULES: .* {meant};"
     ):
         parse_policy(text, environment={"HEADGATE_LIMITERS__A_B__RULES": '["1/s"]'})
-    policy = parse_policy(text, environment={"HEADGATE_LIMITERS__C__RULES": '["1/s"]'})
-    assert policy.limiters["c"].rules[0].quota.limit == 1
-
-
-def test_names_with_other_characters_have_underscores_in_variables() -> None:
     text = '[limiters.log-in]\nrules = ["5/minute"]'
     policy = parse_policy(text, environment={"HEADGATE_LIMITERS__LOG_IN__RULES": '["6/minute"]'})
     assert policy.limiters["log-in"].rules[0].quota.limit == 6
 
 
-def test_loading_a_file(tmp_path: Path) -> None:
+def test_load_policy(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limiters.login]\nrules = ["5/minute"]')
     assert isinstance(load_policy(file), Policy)
@@ -353,7 +290,7 @@ def test_loading_a_file(tmp_path: Path) -> None:
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    """Opening a pipe would wait for somebody who writes into it, and this device never ends."""
+    """Opening a pipe would wait for a writer, and reading the device never ends."""
     pipe = tmp_path / "headgate.toml"
     os.mkfifo(pipe)
     for file in (pipe, Path("/dev/zero"), tmp_path):
@@ -361,8 +298,10 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
             load_policy(file)
 
 
-def test_a_policy_in_plain_words() -> None:
-    text = FULL.replace("sqlite:///limits.db", "redis://user:p@ss@host:6379/0") + textwrap.dedent("""
+def test_explain() -> None:
+    text = FULL.replace(
+        "sqlite:///limits.db", "redis://user:p@ss@host:6379/0?password=s3cret"
+    ) + textwrap.dedent("""
         [limiters.odd]
         rules = [
           { quota = "0/minute", name = "closed" },
@@ -372,34 +311,34 @@ def test_a_policy_in_plain_words() -> None:
         on_store_error = "closed"
     """)
     assert explain(parse_policy(text)).split("\n") == [
-        "login: counted in redis://***@host:6379/0",
+        "login: counted in redis://***@host:6379/0?password=***",
         "  - at most 5 in any minute for each key  [per-minute]",
         "  - at most 20 in any hour for each key  [per-hour]",
-        "  All of these are decided together: either every one is charged, or none.",
-        "  If the store cannot be asked: everything is admitted.",
+        "  These rules are decided together: all are charged, or none.",
+        "  If the store is down: everything is admitted.",
         "",
         "api: counted in memory://",
         "  - a steady 10 per second, up to 20 at once for each key  [per-second]",
         "  - at most 100 in any hour for each key; tier 'pro': at most 1,000 in any hour  [hourly]",
-        "  All of these are decided together: either every one is charged, or none.",
-        "  - only watched, refuses nothing: at most 50 in any hour for each key  [candidate]",
-        "  Callers without a known tier count as 'free'.",
-        "  'alice' has its own: at most 5,000 in any hour (hourly).",
-        "  If the store cannot be asked: each process admits 25% of every limit by itself.",
+        "  These rules are decided together: all are charged, or none.",
+        "  - shadow rule, refuses nothing: at most 50 in any hour for each key  [candidate]",
+        "  Callers without a known tier have the tier 'free'.",
+        "  Override for 'alice': at most 5,000 in any hour (hourly).",
+        "  If the store is down: each process admits 25% of every limit.",
         "",
-        "odd: counted in redis://***@host:6379/0",
-        "  - nothing at all for each key  [closed]",
+        "odd: counted in redis://***@host:6379/0?password=***",
+        "  - at most 0 in any minute for each key  [closed]",
         (
             "  - 3 per 90 seconds for each key"
-            " (in windows by the clock, so up to twice as many around an edge)  [per-90-seconds]"
+            " (in fixed windows, so up to twice as many around the end of a window)  [per-90-seconds]"
         ),
         "  - at most 2 in any millisecond for everybody together (exact to the microsecond)  [per-millisecond-shared]",
-        "  All of these are decided together: either every one is charged, or none.",
-        "  If the store cannot be asked: everything is refused.",
+        "  These rules are decided together: all are charged, or none.",
+        "  If the store is down: everything is refused.",
     ]
 
 
-# --- The server --------------------------------------------------------------------------------------------------------
+# Server
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -423,13 +362,13 @@ may = ["decide", "administer"]
 """
 
 
-def test_without_a_table_the_server_is_as_usual() -> None:
+def test_the_defaults_of_the_server() -> None:
     server = parse_policy('[limiters.login]\nrules = ["5/minute"]').server
     assert server == ServerPolicy("127.0.0.1", 8080, 0, 65_536, {})
     assert "server" not in explain(parse_policy('[limiters.login]\nrules = ["5/minute"]'))
 
 
-def test_everything_that_can_be_written_of_a_server() -> None:
+def test_all_settings_of_the_server() -> None:
     policy = parse_policy(SERVER)
     assert policy.server == ServerPolicy(
         host="::1",
@@ -442,14 +381,14 @@ def test_everything_that_can_be_written_of_a_server() -> None:
         },
     )
     assert explain(policy).split("\n")[-4:] == [
-        "server: listens on [::1]:9000, takes bodies of up to 1,000 bytes",
+        "server: listens on [::1]:9000, accepts bodies of up to 1,000 bytes",
         "  - the token 'gateway' may decide",
         "  - the token 'operator' may decide and administer",
         "  The dashboard shows the 10 most refused keys, in plain text.",
     ]
 
 
-def test_what_can_be_written_of_recording() -> None:
+def test_settings_of_the_recording() -> None:
     text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nrecord = "trace.jsonl"\n'
     usual = parse_policy(text)
     assert (usual.server.record_bytes, usual.server.record_keys) == (100_000_000, "plain")
@@ -461,20 +400,20 @@ def test_what_can_be_written_of_recording() -> None:
             parse_policy(text + wrong, "headgate.toml")
 
 
-def test_a_server_without_tokens_in_plain_words() -> None:
+def test_explain_a_server_without_tokens() -> None:
     text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nport = 81'
     assert explain(parse_policy(text)).split("\n")[-2:] == [
-        "server: listens on 127.0.0.1:81, takes bodies of up to 65,536 bytes",
-        "  Without tokens: open to clients on this machine, closed to all others.",
+        "server: listens on 127.0.0.1:81, accepts bodies of up to 65,536 bytes",
+        "  Without tokens: only clients on this machine have access.",
     ]
     assert explain(parse_policy(text + '\nhost = "0.0.0.0"')).split("\n")[-2:] == [
-        "server: listens on 0.0.0.0:81, takes bodies of up to 65,536 bytes",
-        "  Without tokens: other machines could reach this address, so it does not start.",
+        "server: listens on 0.0.0.0:81, accepts bodies of up to 65,536 bytes",
+        "  Without tokens: does not start, because other machines can reach this address.",
     ]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "place", "complaint"),
+    ("old", "new", "place", "message"),
     [
         ("port = 9000", "port = 65536", "7:8", "a whole number from 0 to 65535"),
         ("port = 9000", 'port = "9000"', "7:8", "a whole number"),
@@ -499,14 +438,12 @@ def test_a_server_without_tokens_in_plain_words() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_server_is_said_with_its_place(
-    old: str, new: str, place: str, complaint: str
+def test_an_invalid_setting_of_the_server_is_an_error_with_its_position(
+    old: str, new: str, place: str, message: str
 ) -> None:
     assert old in SERVER
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(PolicyError, match=rf"^headgate\.toml:{place}: .*{re.escape(message)}"):
         parse_policy(SERVER.replace(old, new, 1), "headgate.toml")
-    assert str(caught.value).startswith(f"headgate.toml:{place}: ")
-    assert complaint in str(caught.value)
 
 
 def test_environment_variables_replace_values_of_the_server() -> None:
@@ -528,28 +465,10 @@ def test_environment_variables_replace_values_of_the_server() -> None:
         parse_policy(smallest, environment={"HEADGATE_SERVER__PORT": "http"})
 
 
-def test_a_rule_in_words() -> None:
-    assert in_words(sliding_window("5/minute", scope="user", tiers={"pro": "9/minute"})) == (
-        "at most 5 in any minute for each user"
-    )
-
-
-def test_a_limiter_of_shadow_rules_alone_is_said_to_refuse_nothing() -> None:
+def test_explain_a_limiter_with_only_shadow_rules() -> None:
     text = '[limiters.a]\nrules = [{ quota = "5/minute", name = "candidate", shadow = true }]'
     assert explain(parse_policy(text)).split("\n")[:3] == [
         "a: counted in memory://",
         "  Nothing is refused.",
-        "  - only watched, refuses nothing: at most 5 in any minute for each key  [candidate]",
+        "  - shadow rule, refuses nothing: at most 5 in any minute for each key  [candidate]",
     ]
-
-
-def test_the_explanation_shows_no_credentials() -> None:
-    text = '[limiters.a]\nrules = ["5/minute"]\nstore = "redis://host/0?password=s3cret"'
-    assert "s3cret" not in explain(parse_policy(text))
-
-
-@pytest.mark.parametrize("url", ["mysql://host/limits", "host=db password=s3cret"])
-def test_a_store_that_there_is_not_is_an_error_with_its_place(url: str) -> None:
-    with pytest.raises(PolicyError, match=r"^policy:3:9: ") as caught:
-        parse_policy(f'[limiters.a]\nrules = ["5/minute"]\nstore = "{url}"')
-    assert "s3cret" not in str(caught.value)

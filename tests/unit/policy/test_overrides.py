@@ -1,14 +1,14 @@
-"""Overrides: quotas of single keys, and calls to which several of them apply."""
+"""Overrides: quotas of single keys, and calls that several of them match."""
 
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import Limiter
-from headgate.policy import LimiterPolicy, PolicyError, explain, parse_policy
+from headgate.policy import LivePolicy, PolicyError, explain, parse_policy
 from headgate.testing import FakeClock
 
 RULES = """
@@ -19,124 +19,87 @@ rules = [
   { quota = "1000/hour", name = "all", scope = "*" },
 ]
 """
-
-
-def policy(*overrides: str, rules: str = RULES) -> LimiterPolicy:
-    text = textwrap.dedent(rules) + "".join(
-        f"[[limiters.api.overrides]]\n{override}\n" for override in overrides
-    )
-    return parse_policy(text, "headgate.toml").limiters["api"]
-
-
-def limits(api: LimiterPolicy, key: Any, tier: str | None = None) -> list[int]:
-    """Return the limit of each rule for a call."""
-    limiter = Limiter(*api.rules, clock=FakeClock())
-    decision = limiter.check(key, tier=api.tier_for(key, tier))
-    return [result.limit for result in decision.results]
-
+PLAIN = '[limiters.api]\nrules = [{ quota = "1/h", name = "x" }]\n'
 
 USER = 'key = { user = "42" }\nrules = { per_user = "11/hour" }'
 REALM = 'key = { realm = "north" }\nrules = { per_realm = "111/hour" }'
 BOTH = 'key = { user = "42", realm = "north" }\nrules = { per_user = "12/hour" }'
+USERS_OF_REALM = 'key = { realm = "north" }\nrules = { per_user = "13/hour" }'
 
 
-def test_one_applies_to_every_call_with_its_entries_whatever_else_the_key_has() -> None:
-    api = policy(USER)
-    assert limits(api, {"user": "42", "realm": "north"}) == [11, 100, 1000]
-    assert limits(api, {"user": "42", "realm": "south"}) == [11, 100, 1000]
-    assert limits(api, {"user": "43", "realm": "north"}) == [10, 100, 1000]
-
-
-def test_all_that_apply_do() -> None:
-    api = policy(USER, REALM)
-    assert limits(api, {"user": "42", "realm": "north"}) == [11, 111, 1000]
-    assert limits(api, {"user": "42", "realm": "south"}) == [11, 100, 1000]
-    assert limits(api, {"user": "43", "realm": "north"}) == [10, 111, 1000]
-
-
-def test_the_one_with_more_entries_wins() -> None:
-    for overrides in ((USER, REALM, BOTH), (BOTH, REALM, USER)):
-        api = policy(*overrides)
-        assert limits(api, {"user": "42", "realm": "north"}) == [12, 111, 1000]
-        assert limits(api, {"user": "42", "realm": "south"}) == [11, 100, 1000]
-
-
-def test_three_that_meet() -> None:
-    rules = """
-    [limiters.api]
-    rules = [
-      { quota = "1/hour", name = "a", scope = "a" },
-      { quota = "2/hour", name = "b", scope = "b" },
-      { quota = "3/hour", name = "c", scope = "c" },
-    ]
-    """
-    overrides = [
-        f'key = {{ {scope} = "x" }}\nrules = {{ {scope} = "{n}/hour" }}'
-        for n, scope in ((7, "a"), (8, "b"), (9, "c"))
-    ]
-    api = policy(*overrides, rules=rules)
-    assert limits(api, {"a": "x", "b": "x", "c": "x"}) == [7, 8, 9]
-    assert limits(api, {"a": "x", "b": "y", "c": "x"}) == [7, 2, 9]
-    assert limits(api, {"a": "y", "b": "x", "c": "y"}) == [1, 8, 3]
-
-
-def test_rules_that_an_override_says_nothing_about_keep_their_tiers() -> None:
-    api = policy(USER)
-    key = {"user": "42", "realm": "north"}
-    assert limits(api, key, "pro") == [11, 200, 1000]
-    assert limits(api, key, "unknown") == [11, 100, 1000]
-    api = policy(USER, rules=RULES + 'default_tier = "pro"\n')
-    assert limits(api, key) == [11, 200, 1000]
-
-
-def test_one_that_speaks_of_every_rule_with_tiers_needs_no_tier_of_its_own_for_each() -> None:
-    api = policy(
-        'key = "ada"\nrules = { x = "2/h" }',
-        rules='[limiters.api]\nrules = [{ quota = "1/h", name = "x", tiers = { a = "3/h", b = "4/h" } }]\n',
+def text(*overrides: str, rules: str = RULES) -> str:
+    return textwrap.dedent(rules) + "".join(
+        f"[[limiters.api.overrides]]\n{override}\n" for override in overrides
     )
-    assert sorted(api.rules[0].tiers) == ["a", "b", "override:0"]
 
 
-def test_nobody_gets_the_quotas_of_others_by_naming_them() -> None:
-    api = policy(USER)
-    for tier in ("override:0", "override:0/pro"):
-        assert limits(api, {"user": "43", "realm": "north"}, tier) == [10, 100, 1000]
-
-
-def test_text_and_its_bytes_are_meant_alike() -> None:
-    """A file cannot write bytes, and the address of a client is bytes."""
-    api = policy(
-        'key = "192.0.2.1"\nrules = { x = "2/h" }',
-        rules='[limiters.api]\nrules = [{ quota = "1/h", name = "x" }]\n',
-    )
-    assert [limits(api, key) for key in ("192.0.2.1", b"192.0.2.1", b"192.0.2.2", b"\xff")] == [
-        [2],
-        [2],
-        [1],
-        [1],
-    ]
-    assert limits(policy(USER), {"user": b"42", "realm": b"x"}) == [11, 100, 1000]
-
-
-@pytest.mark.parametrize("key", [None, 5, ["ada"], {"user": ["ada"]}, {}, {"user": None}])
-def test_what_is_no_key_has_no_override(key: Any) -> None:
-    assert policy(USER).tier_for(key, "pro") == "pro"
-
-
-def test_many_keys_of_one_scope_are_read_in_no_time_and_found() -> None:
-    many = [f'key = {{ user = "{n}" }}\nrules = {{ per_user = "{n}/hour" }}' for n in range(1, 301)]
-    api = policy(*many, REALM)
-    assert limits(api, {"user": "300", "realm": "north"}) == [300, 111, 1000]
+def limits(policy: str, key: Any, tier: str | None = None, quota: Any = None) -> list[int]:
+    """Return the limit of each rule for a call."""
+    api = LivePolicy(parse_policy(policy), clock=FakeClock())["api"]
+    return [result.limit for result in api.hit(key, tier=tier, quota=quota).results]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place", "complaint"),
+    ("overrides", "user", "realm", "expected"),
     [
-        (
-            [USER, 'key = { realm = "north" }\nrules = { per_user = "12/hour" }'],
-            "11:1",
-            "contradict each other about rule 'per_user' for key {'realm': 'north', 'user': '42'}",
-        ),
+        ((USER,), "42", "north", [11, 100]),
+        ((USER,), "42", "south", [11, 100]),
+        ((USER,), "43", "north", [10, 100]),
+        ((USER, REALM), "42", "north", [11, 111]),
+        ((USER, REALM), "43", "north", [10, 111]),
+        ((USER, REALM, BOTH), "42", "north", [12, 111]),
+        ((BOTH, REALM, USER), "42", "north", [12, 111]),
+        ((BOTH, REALM, USER), "42", "south", [11, 100]),
+        ((USER, USERS_OF_REALM), "42", "north", [13, 100]),
+        ((USERS_OF_REALM, USER), "42", "north", [11, 100]),
+        ((USERS_OF_REALM, USER), "43", "north", [13, 100]),
+    ],
+)
+def test_all_matching_overrides_apply_and_more_scopes_then_the_later_one_win(
+    overrides: tuple[str, ...], user: str, realm: str, expected: list[int]
+) -> None:
+    assert limits(text(*overrides), {"user": user, "realm": realm}) == [*expected, 1000]
+
+
+@pytest.mark.parametrize(
+    ("tier", "default", "expected"),
+    [("pro", "", [11, 200, 1000]), ("unknown", "", [11, 100, 1000]), (None, "pro", [11, 200, 1000])],
+)
+def test_rules_without_an_override_keep_the_tier_of_the_call(
+    tier: str | None, default: str, expected: list[int]
+) -> None:
+    rules = RULES + (f'default_tier = "{default}"\n' if default else "")
+    assert limits(text(USER, rules=rules), {"user": "42", "realm": "north"}, tier) == expected
+
+
+def test_a_quota_of_the_call_precedes_an_override() -> None:
+    key = {"user": "42", "realm": "north"}
+    quota = {"per_user": "7/hour"}
+    assert limits(text(USER, REALM), key, quota=quota) == [7, 111, 1000]
+
+
+def test_text_matches_the_same_text_as_bytes() -> None:
+    """A file cannot contain bytes, and the address of a client is bytes."""
+    policy = text('key = "192.0.2.1"\nrules = { x = "2/h" }', rules=PLAIN)
+    keys = ("192.0.2.1", b"192.0.2.1", b"192.0.2.2", b"\xff")
+    assert [limits(policy, key) for key in keys] == [[2], [2], [1], [1]]
+    assert limits(text(USER), {"user": b"42", "realm": b"x"}) == [11, 100, 1000]
+
+
+@pytest.mark.parametrize("key", [None, 5, ["ada"], {"user": ["ada"]}, {}, {"user": None}])
+def test_an_invalid_key_has_no_override(key: Any) -> None:
+    policy = parse_policy(text(USER)).limiters["api"]
+    assert policy.terms_for(key, "pro") == ("pro", None)
+
+
+def test_300_overrides_of_one_scope() -> None:
+    many = [f'key = {{ user = "{n}" }}\nrules = {{ per_user = "{n}/hour" }}' for n in range(1, 301)]
+    assert limits(text(*many, REALM), {"user": "300", "realm": "north"}) == [300, 111, 1000]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "message"),
+    [
         (['key = "42"\nrules = { per_user = "1/hour" }'], "9:7", 'write for example { realm = "42" }'),
         (['key = { rum = "42" }\nrules = { per_user = "1/hour" }'], "9:15", "no rule counts by 'rum'"),
         (['key = { user = 42 }\nrules = { per_user = "1/hour" }'], "9:7", "text for each"),
@@ -145,48 +108,34 @@ def test_many_keys_of_one_scope_are_read_in_no_time_and_found() -> None:
         ([USER, USER], "12:7", "overridden twice"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(overrides: list[str], place: str, complaint: str) -> None:
+def test_an_invalid_override_is_an_error_with_its_position(
+    overrides: list[str], place: str, message: str
+) -> None:
     with pytest.raises(PolicyError) as caught:
-        policy(*overrides)
+        parse_policy(text(*overrides), "headgate.toml")
     assert str(caught.value).startswith(f"headgate.toml:{place}: ")
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_contradiction_is_settled_by_one_for_just_that_key() -> None:
-    other = 'key = { realm = "north" }\nrules = { per_user = "13/hour" }'
-    api = policy(USER, other, BOTH)
-    assert limits(api, {"user": "42", "realm": "north"})[0] == 12
-    assert limits(api, {"user": "43", "realm": "north"})[0] == 13
-    with pytest.raises(PolicyError, match="contradict"):
-        policy(USER, other, BOTH.replace("per_user", "per_realm").replace("12/hour", "120/hour"))
+@pytest.mark.parametrize(
+    ("rule", "quota", "message"),
+    [
+        ('{ quota = "5/h", kind = "sliding_log", name = "x" }', "1001/h", "limit of at most 1000, not 1001"),
+        ('{ quota = "5/h burst 5", name = "x" }', "9007199254740991/h burst 9007199254740991", "exactly"),
+    ],
+)
+def test_an_override_that_the_store_cannot_count_is_refused_when_the_policy_is_loaded(
+    rule: str, quota: str, message: str, tmp_path: Path
+) -> None:
+    rules = f'store.url = "sqlite:///{tmp_path}/limits.db"\n[limiters.api]\nrules = [{rule}]\n'
+    policy = parse_policy(text(f'key = "ada"\nrules = {{ x = "{quota}" }}', rules=rules))
+    with pytest.raises(PolicyError, match=f"limiter 'api': .*{message}"):
+        LivePolicy(policy)
 
 
-def test_two_that_say_the_same_do_not_contradict() -> None:
-    api = policy(USER, USER.replace("user =", "realm =", 1).replace("42", "north"))
-    assert limits(api, {"user": "42", "realm": "north"})[0] == 11
-
-
-def test_too_many_meetings_are_refused() -> None:
-    users = [f'key = {{ user = "{n}" }}\nrules = {{ per_user = "1/hour" }}' for n in range(101)]
-    realms = [f'key = {{ realm = "{n}" }}\nrules = {{ per_realm = "1/hour" }}' for n in range(100)]
-    with pytest.raises(PolicyError, match="more than 10,000 ways"):
-        policy(*users, *realms)
-
-
-def test_a_tier_cannot_be_called_like_an_override() -> None:
-    with pytest.raises(PolicyError, match="2:52: names that begin with 'override:' are reserved"):
-        parse_policy('[limiters.x]\nrules = [{ quota = "1/h", tiers = { "override:0" = "2/h" } }]')
-
-
-def test_overrides_in_plain_words() -> None:
-    text = (
-        textwrap.dedent(RULES) + f"[[limiters.api.overrides]]\n{USER}\n[[limiters.api.overrides]]\n{REALM}\n"
-    )
-    assert [line for line in explain(parse_policy(text)).split("\n") if "its own" in line] == [
-        "  {'user': '42'} has its own: at most 11 in any hour (per_user).",
-        "  {'realm': 'north'} has its own: at most 111 in any hour (per_realm).",
-        (
-            "  {'realm': 'north', 'user': '42'} has its own: "
-            "at most 11 in any hour (per_user), at most 111 in any hour (per_realm)."
-        ),
+def test_explain_lists_overrides() -> None:
+    explained = explain(parse_policy(text(USER, REALM)))
+    assert [line for line in explained.split("\n") if "Override" in line] == [
+        "  Override for {'user': '42'}: at most 11 in any hour (per_user).",
+        "  Override for {'realm': 'north'}: at most 111 in any hour (per_realm).",
     ]

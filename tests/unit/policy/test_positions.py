@@ -1,4 +1,4 @@
-"""Where the values of a TOML text stand."""
+"""Positions of the values of a TOML text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ hourly = "9/hour"
 '''
 
 
-def test_every_value_is_found_where_it_stands() -> None:
+def test_positions_of_a_document() -> None:
     found = positions(TEXT)
     assert found["title",] == (2, 9)
     assert found["limiters", "a.b"] == (4, 1)
@@ -49,13 +49,13 @@ def test_every_value_is_found_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize("name", [r'"l\u006fgin"', r'"a\"b"', '"tab\\t"', "'a\\b'", '""'])
-def test_an_error_in_a_table_with_a_quoted_name_has_its_line(name: str) -> None:
+def test_an_error_in_a_table_with_a_quoted_name_has_its_position(name: str) -> None:
     with pytest.raises(PolicyError, match=r"^policy:5:10: "):
         parse_policy(f'[limiters.a]\nrules = ["5/minute"]\n\n[limiters.{name}]\nrules = ["5/fortnight"]\n')
 
 
 def leaves(value: object, path: Path = ()) -> dict[Path, object]:
-    """Return every value that is no table and no array, by path."""
+    """Return every value except tables and arrays, by path."""
     if isinstance(value, dict):
         return {p: v for key, item in value.items() for p, v in leaves(item, (*path, key)).items()}
     if isinstance(value, list):
@@ -69,7 +69,7 @@ def written_key(name: str) -> str:
 
 
 def written(value: object) -> str:
-    """Return a value as TOML, arrays and tables over several lines with comments in between."""
+    """Return a value as TOML, arrays over several lines with comments."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{written_key(key)} = {written(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list):
@@ -86,7 +86,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(NAMES, st.dictionaries(NAMES, VALUES, max_size=4), max_size=4))
-def test_each_leaf_of_any_document_is_found_where_it_is_written(
+def test_the_positions_of_random_documents(
     document: dict[str, dict[str, object]],
 ) -> None:
     text = "".join(

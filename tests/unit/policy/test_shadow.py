@@ -1,4 +1,4 @@
-"""Shadow rules: they count and report what they would have refused, and are felt by nobody."""
+"""Shadow rules: counts and reports of refusals that do not affect calls."""
 
 from __future__ import annotations
 
@@ -37,60 +37,55 @@ rules = [
 
 
 class Listener(Hook):
-    """Notes what it is told."""
+    """A hook that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, ...]] = []
+        self.events: list[tuple[Any, ...]] = []
 
     def attached(self, limiter: Any) -> None:
-        self.heard.append(("attached",))
+        self.events.append(("attached",))
 
     def decided(self, call: Call, decision: Any, seconds: float) -> None:
-        self.heard.append(("decided", call.limiter, decision.rule, decision.allowed))
+        self.events.append(("decided", call.limiter, decision.rule, decision.allowed))
 
     def completed(self, call: Call, seconds: float, degraded: bool) -> None:
-        self.heard.append(("completed", call.operation))
+        self.events.append(("completed", call.operation))
 
     def settled(self, call: Call, cost: int | None) -> None:
-        self.heard.append(("settled",))
+        self.events.append(("settled",))
 
     def failed(self, call: Call, error: Exception, seconds: float) -> None:
-        self.heard.append(("failed", call.limiter, type(error)))
+        self.events.append(("failed", call.limiter, type(error)))
 
 
 async def hits(limiter: Any, times: int, key: Any = "ada", **arguments: Any) -> list[bool]:
     return [bool(await done(limiter.hit(key, **arguments))) for _ in range(times)]
 
 
-async def test_they_refuse_nothing_and_each_counts_for_itself(follow: Follow) -> None:
+async def test_shadow_rules_refuse_nothing_and_count_separately(follow: Follow) -> None:
     limiter = follow(API)["api"]
-    assert await hits(limiter, 4) == [True] * 4
+    decision = await done(limiter.hit("ada"))
+    assert [result.name for result in decision.results] == ["per-minute"]
+    assert (decision.limit, decision.remaining) == (4, 3)
+    assert await hits(limiter, 3) == [True] * 3
     assert limiter.shadow_report() == {
         "tight": ShadowCount(asked=4, refused=2, failed=0),
         "loose": ShadowCount(asked=4, refused=1, failed=0),
     }
 
 
-async def test_a_decision_is_that_of_the_live_rules(follow: Follow) -> None:
-    limiter = follow(API)["api"]
-    decision = await done(limiter.hit("ada"))
-    assert [result.name for result in decision.results] == ["per-minute"]
-    assert (decision.limit, decision.remaining) == (4, 3)
-
-
-async def test_they_are_asked_only_about_what_is_admitted(follow: Follow, clock: FakeClock) -> None:
+async def test_shadow_rules_decide_only_admitted_calls(follow: Follow, clock: FakeClock) -> None:
     limiter = follow(API)["api"]
     assert await hits(limiter, 9) == [True] * 4 + [False] * 5
     assert limiter.shadow_report()["tight"].asked == 4
     await done(limiter.check("ada"))
-    assert limiter.shadow_report()["tight"].asked == 4, "a check asks for nothing"
+    assert limiter.shadow_report()["tight"].asked == 4, "a check does not count"
     clock.advance(61)
     await hits(limiter, 1)
     assert limiter.shadow_report()["tight"] == ShadowCount(asked=5, refused=2, failed=0)
 
 
-async def test_what_they_would_have_refused_takes_nothing_there(follow: Follow, clock: FakeClock) -> None:
-    """As if the rule were live: two are admitted, then none, until these two expire; the refused ones leave no trace."""
+async def test_a_call_refused_by_a_shadow_rule_takes_no_units_there(follow: Follow, clock: FakeClock) -> None:
     limiter = follow(API)["api"]
     await hits(limiter, 2)
     clock.advance(30)
@@ -101,7 +96,7 @@ async def test_what_they_would_have_refused_takes_nothing_there(follow: Follow, 
 
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{folder}/limits.db"])
-async def test_a_hold_holds_and_is_settled_in_the_shadow_too(
+async def test_a_hold_is_taken_and_settled_in_shadow_rules(
     follow: Follow, tmp_path: Path, store: str
 ) -> None:
     limiter = follow(API.replace("2/minute", "4/minute") + f'store = "{store.format(folder=tmp_path)}"')[
@@ -123,7 +118,7 @@ async def test_a_hold_holds_and_is_settled_in_the_shadow_too(
     assert limiter.shadow_report()["loose"] == ShadowCount(asked=5, refused=2, failed=0)
 
 
-async def test_a_lease_is_renewed_in_the_shadow_too(follow: Follow, clock: FakeClock) -> None:
+async def test_a_lease_is_renewed_in_shadow_rules(follow: Follow, clock: FakeClock) -> None:
     limiter = follow(
         """
         [limiters.api]
@@ -146,29 +141,22 @@ async def test_a_lease_is_renewed_in_the_shadow_too(follow: Follow, clock: FakeC
     assert limiter.shadow_report()["rate"] == ShadowCount(asked=3, refused=0, failed=0)
 
 
-async def test_what_a_hold_cost_beyond_is_counted_where_it_was_held(follow: Follow) -> None:
+async def test_excess_cost_of_a_hold_counts_only_where_it_was_held(follow: Follow) -> None:
     limiter = follow(API.replace("4/minute", "9/minute"))["api"]
     hold = await done(limiter.hold("ada", 3))  # too much for the tight one
     assert limiter.shadow_report()["tight"] == ShadowCount(asked=1, refused=1, failed=0)
     assert await done(hold.settle(5)) == 5
     await hits(limiter, 2)
     assert limiter.shadow_report()["tight"] == ShadowCount(asked=3, refused=1, failed=0), (
-        "it had nothing of it"
+        "the hold was refused there"
     )
-    assert limiter.shadow_report()["loose"] == ShadowCount(asked=3, refused=2, failed=0), "it had all of it"
+    assert limiter.shadow_report()["loose"] == ShadowCount(asked=3, refused=2, failed=0), (
+        "the hold was taken there"
+    )
     assert (await done(limiter.check("ada"))).remaining == 1
 
 
-async def test_a_hold_in_a_block_that_fails_is_released_in_the_shadow_too(follow: Follow) -> None:
-    limiter = follow(API)["api"]
-    with pytest.raises(RuntimeError):
-        async with entered(limiter.hold("ada", 2)):
-            raise RuntimeError("work")
-    assert await hits(limiter, 2) == [True, True]
-    assert limiter.shadow_report()["tight"] == ShadowCount(asked=3, refused=0, failed=0)
-
-
-async def test_records_and_resets_reach_them(follow: Follow) -> None:
+async def test_records_and_resets_apply_to_shadow_rules(follow: Follow) -> None:
     limiter = follow(API)["api"]
     await done(limiter.record("ada", 2))
     await hits(limiter, 1)
@@ -178,7 +166,7 @@ async def test_records_and_resets_reach_them(follow: Follow) -> None:
     assert limiter.shadow_report()["tight"] == ShadowCount(asked=3, refused=1, failed=0)
 
 
-async def test_a_cost_that_they_could_never_admit_is_refused_there(follow: Follow) -> None:
+async def test_a_cost_above_the_capacity_of_a_shadow_rule_is_refused_there(follow: Follow) -> None:
     limiter = follow(API)["api"]
     assert await hits(limiter, 1, cost=4) == [True]
     assert limiter.shadow_report() == {
@@ -189,7 +177,7 @@ async def test_a_cost_that_they_could_never_admit_is_refused_there(follow: Follo
         await done(limiter.hit("ada", 5))
 
 
-async def test_shadow_hooks_hear_of_decisions_and_the_others_do_not(follow: Follow) -> None:
+async def test_only_shadow_hooks_receive_decisions_of_shadow_rules(follow: Follow) -> None:
     live_hook, shadow_hook = Listener(), Listener()
     limiter = follow(API, hooks=[live_hook], shadow_hooks=[shadow_hook])["api"]
     await hits(limiter, 3)
@@ -197,17 +185,19 @@ async def test_shadow_hooks_hear_of_decisions_and_the_others_do_not(follow: Foll
         pass
     await done(limiter.record("bob"))
     await done(limiter.hit("cyd", 3))
-    decided = [heard for heard in shadow_hook.heard if heard[0] == "decided"]
+    decided = [event for event in shadow_hook.events if event[0] == "decided"]
     assert decided == [
         ("decided", "api", rule, allowed)
         for allowed_tight in (True, True, False, True)
         for rule, allowed in (("tight", allowed_tight), ("loose", True))
     ] + [("decided", "api", "loose", True)]
-    assert [heard for heard in shadow_hook.heard if heard[0] != "decided"] == [("failed", "api", CostTooHigh)]
-    assert {heard[2] for heard in live_hook.heard if heard[0] == "decided"} == {"per-minute"}
+    assert [event for event in shadow_hook.events if event[0] != "decided"] == [
+        ("failed", "api", CostTooHigh)
+    ]
+    assert {event[2] for event in live_hook.events if event[0] == "decided"} == {"per-minute"}
 
 
-async def test_a_limiter_may_have_nothing_but_shadow_rules(follow: Follow) -> None:
+async def test_a_limiter_with_only_shadow_rules(follow: Follow) -> None:
     limiter = follow('[limiters.api]\nrules = [{ quota = "1/minute", name = "only", shadow = true }]')["api"]
     assert await hits(limiter, 3) == [True] * 3
     hold = await done(limiter.hold("bob", 1))
@@ -217,10 +207,10 @@ async def test_a_limiter_may_have_nothing_but_shadow_rules(follow: Follow) -> No
     assert limiter.shadow_report() == {"only": ShadowCount(asked=5, refused=2, failed=0)}
 
 
-# --- Keys, tiers and overrides ---------------------------------------------------------------------------------------
+# Keys, tiers and overrides
 
 
-async def test_a_scope_that_only_a_shadow_rule_counts_by_may_be_in_the_key(
+async def test_the_key_may_have_a_scope_of_shadow_rules_only(
     follow: Follow, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = follow(SCOPED)["api"]
@@ -239,7 +229,7 @@ async def test_a_scope_that_only_a_shadow_rule_counts_by_may_be_in_the_key(
         await done(limiter.hit({**key, "rum": "x"}))
 
 
-async def test_a_scope_missing_for_a_shadow_rule_fails_there_alone_and_is_logged_once(
+async def test_a_missing_scope_of_a_shadow_rule_fails_only_there_and_is_logged_once(
     follow: Follow, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = follow(SCOPED)["api"]
@@ -253,7 +243,7 @@ async def test_a_scope_missing_for_a_shadow_rule_fails_there_alone_and_is_logged
     assert "'realm'" in line
 
 
-async def test_a_shadow_rule_for_everybody_beside_one_per_user(follow: Follow) -> None:
+async def test_a_shared_shadow_rule_beside_a_rule_per_user(follow: Follow) -> None:
     text = SCOPED.replace('scope = "realm"', 'scope = "*"')
     limiter = follow(text)["api"]
     for user in ("ada", "bob", "cyd"):
@@ -261,7 +251,7 @@ async def test_a_shadow_rule_for_everybody_beside_one_per_user(follow: Follow) -
     assert limiter.shadow_report() == {"candidate": ShadowCount(asked=3, refused=1, failed=0)}
 
 
-async def test_a_shadow_rule_decides_in_the_tier_that_it_would_if_it_were_live(follow: Follow) -> None:
+async def test_a_shadow_rule_uses_the_tier_as_if_it_were_live(follow: Follow) -> None:
     limiter = follow("""
         [limiters.api]
         rules = [
@@ -271,7 +261,7 @@ async def test_a_shadow_rule_decides_in_the_tier_that_it_would_if_it_were_live(f
         default_tier = "free"
     """)["api"]
     decision = await done(limiter.hit("ada", tier="pro"))
-    assert decision.limit == 8, "a tier that only the shadow knows changes nothing for the live rules"
+    assert decision.limit == 8, "live rules ignore a tier that only the shadow rule has"
     await hits(limiter, 3, tier="pro")
     assert limiter.shadow_report() == {"candidate": ShadowCount(asked=4, refused=1, failed=0)}
     await hits(limiter, 3, "bob")
@@ -286,10 +276,10 @@ async def test_an_override_of_a_shadow_rule(follow: Follow) -> None:
     assert limiter.shadow_report()["tight"] == ShadowCount(asked=8, refused=2, failed=0)
 
 
-# --- When something goes wrong ---------------------------------------------------------------------------------------
+# When something goes wrong
 
 
-async def test_a_store_that_fails_is_not_felt_through_them(follow: Follow, tmp_path: Path) -> None:
+async def test_a_failing_store_of_shadow_rules_does_not_affect_calls(follow: Follow, tmp_path: Path) -> None:
     limiter = follow(API + f'store = "sqlite:///{tmp_path}/limits.db"')["api"]
     hold = await done(limiter.hold("ada", 2))
     limiter.store.close()
@@ -302,7 +292,7 @@ async def test_a_store_that_fails_is_not_felt_through_them(follow: Follow, tmp_p
     }
 
 
-async def test_whatever_a_gate_of_theirs_raises_stays_there(
+async def test_an_unexpected_error_of_a_shadow_rule_does_not_affect_calls(
     follow: Follow, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = follow(API)["api"]
@@ -325,7 +315,7 @@ async def test_whatever_a_gate_of_theirs_raises_stays_there(
     assert len(caplog.records) == 1
 
 
-async def test_a_hold_that_is_cancelled_while_a_shadow_is_asked_is_given_back(author: Author) -> None:
+async def test_a_hold_cancelled_during_a_shadow_decision_is_released(author: Author) -> None:
     author.write(API)
     limiter = AsyncLivePolicy.from_file(author.path, clock=FakeClock())["api"]
     asked = asyncio.Event()
@@ -350,10 +340,12 @@ async def test_a_hold_that_is_cancelled_while_a_shadow_is_asked_is_given_back(au
     assert (await limiter.check("ada")).remaining == 3
 
 
-# --- Over reloads ----------------------------------------------------------------------------------------------------
+# Over reloads
 
 
-async def test_a_rule_that_is_still_the_same_goes_on_with_its_figures(follow: Follow, author: Author) -> None:
+async def test_an_unchanged_shadow_rule_keeps_its_report_across_a_reload(
+    follow: Follow, author: Author
+) -> None:
     live = follow(API)
     limiter = live["api"]
     await hits(limiter, 3)
@@ -365,13 +357,11 @@ async def test_a_rule_that_is_still_the_same_goes_on_with_its_figures(follow: Fo
     }
     await hits(limiter, 1)
     assert limiter.shadow_report()["loose"] == ShadowCount(asked=1, refused=1, failed=0), (
-        "its counts it has kept"
+        "the counts are kept"
     )
 
 
-async def test_a_candidate_that_becomes_live_begins_with_what_it_counted(
-    follow: Follow, author: Author
-) -> None:
+async def test_a_shadow_rule_that_becomes_live_keeps_its_counts(follow: Follow, author: Author) -> None:
     live = follow(API)
     limiter = live["api"]
     await hits(limiter, 1)
@@ -381,7 +371,7 @@ async def test_a_candidate_that_becomes_live_begins_with_what_it_counted(
     assert list(limiter.shadow_report()) == ["loose"]
 
 
-async def test_a_hold_is_settled_in_a_shadow_that_is_gone(follow: Follow, author: Author) -> None:
+async def test_a_hold_is_released_in_a_removed_shadow_rule(follow: Follow, author: Author) -> None:
     live = follow(API)
     limiter = live["api"]
     hold = await done(limiter.hold("ada", 2))

@@ -50,7 +50,7 @@ class Version(Limiter):
     ) -> None:
         self.policy = policy
         self.headers = policy.headers
-        self.tier_for = None if policy.decides_alike else policy.tier_for
+        self.terms_for = None if policy.keeps_terms else policy.terms_for
         self._policy_hooks = hooks
         self._shadowed: ShadowedGate | None = None
         tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
@@ -90,7 +90,7 @@ class Version(Limiter):
 
     def _wrap(self, gate: Gate, hooks: Hooks | None) -> tuple[Gate, Callable[..., Hold]]:
         gate, new_hold = super()._wrap(gate, self._policy_hooks)
-        if self.policy.decides_alike and not self.shadows:
+        if self.policy.keeps_terms and not self.shadows:
             return gate, new_hold
         self._shadowed = ShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
         return self._shadowed, new_hold

@@ -135,10 +135,11 @@ class NoteCall(NamedTuple):
     key: bytes
     text: bytes | None = None
     lasting_us: int = 0
+    replaced: bytes | None = None
 
     def arguments(self, durable: bytes) -> Arguments:
         """Return the arguments of `headgate_note_v1`."""
-        return [self.key, self.text, b"%d" % self.lasting_us, durable]
+        return [self.key, self.text, b"%d" % self.lasting_us, durable, self.replaced]
 
 
 def one(request: StateCall, durable: bytes) -> Arguments:

@@ -101,11 +101,12 @@ class PostgresStore(RemoteStore):
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._tasks, seconds)
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         """See `AsyncNotes.note`. The database's clock is used, even if the store has a `clock`."""
-        lasting = check_note(name, text, seconds)
-        kept = await self._note(NoteCall(note_key(self.namespace, name), note_bytes(text), lasting))
-        return note_text(kept)
+        lasting = check_note(name, text, seconds, replaces)
+        replaced = None if replaces is None else note_bytes(replaces)
+        key = note_key(self.namespace, name)
+        return note_text(await self._note(NoteCall(key, note_bytes(text), lasting, replaced)))
 
     async def get_note(self, name: str) -> str | None:
         """See `AsyncNotes.get_note`."""

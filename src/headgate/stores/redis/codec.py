@@ -73,9 +73,11 @@ class ScriptCall:
         return type(self)(self.keys, self.body_at(int(text.removeprefix(_OUTSIDE))))
 
 
-def note(key: bytes, text: bytes, lasting_us: int) -> ScriptCall:
-    """Return the call that stores a note for at least `lasting_us`, unless there is one."""
-    return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, -(lasting_us // -1000), 0) + text)
+def note(key: bytes, text: bytes, lasting_us: int, replaced: bytes | None) -> ScriptCall:
+    """Return the call that stores a note for at least `lasting_us`, unless there is one other than `replaced`."""
+    old = -1 if replaced is None else len(replaced)
+    head = _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, -(lasting_us // -1000), old)
+    return ScriptCall((key,), head + (replaced or b"") + text)
 
 
 def get_note(key: bytes) -> ScriptCall:

@@ -13,7 +13,8 @@
 --          and these as doubles. The units in the receipt of a hit, peek, hold or record are replaced: they are given back
 --          first, unless the request is refused. For a concurrent rule with a cost, it is the lease to renew.
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has one key and no rule; its cost
---          is the time to live in milliseconds (0: only read), and its text follows. The same text extends the time.
+--          is the time to live in milliseconds (0: only read), its birth the length of the text that may be replaced
+--          (-1: none); that text follows, then the new one. The same text extends the time.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
@@ -682,13 +683,14 @@ local function run(request, first_key)
   elseif operation == REFUND then
     return giving_back()(request, first_key, rules, now, explicit)
   elseif operation == NOTE then
-    local key, text = KEYS[first_key + 1], sub(request, 28)
-    if cost > 0 then
-      call("SET", key, text, "NX", "PX", cost)
+    local key, replaced, text = KEYS[first_key + 1], nil, sub(request, 28)
+    if birth >= 0 then
+      replaced, text = sub(text, 1, birth), sub(text, birth + 1)
     end
     local kept = call("GET", key)
-    if cost > 0 and kept == text and call("PTTL", key) < cost then
-      call("PEXPIRE", key, cost)
+    if cost > 0 and (not kept or kept == text or kept == replaced) then
+      call("SET", key, text, "PX", max(cost, call("PTTL", key)))
+      kept = text
     end
     return kept
   elseif rules == 1 and cost >= 0 then

@@ -177,12 +177,12 @@ class RedisStore(RemoteStore):
         engine = self._task_cluster if self._is_cluster else self._tasks.at(self.endpoint)
         return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         """See `AsyncNotes.note`. The server's clock is used, even if the store has a `clock`."""
-        lasting = check_note(name, text, seconds)
-        return note_text(
-            await self._call(codec.note(note_key(self.namespace, name), note_bytes(text), lasting))
-        )
+        lasting = check_note(name, text, seconds, replaces)
+        replaced = None if replaces is None else note_bytes(replaces)
+        key = note_key(self.namespace, name)
+        return note_text(await self._call(codec.note(key, note_bytes(text), lasting, replaced)))
 
     async def get_note(self, name: str) -> str | None:
         """See `AsyncNotes.get_note`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,10 +28,17 @@ class NoteTests(TaskRaceTests):
     def _begin_notes(self) -> None:
         self.prefix = secrets.token_hex(8)  # several tests may share one store
 
-    def note(self, name: str, text: str, seconds: float = 60, store: BlockingStore | None = None) -> str:
+    def note(
+        self,
+        name: str,
+        text: str,
+        seconds: float = 60,
+        store: BlockingStore | None = None,
+        replaces: str | None = None,
+    ) -> str:
         """Write a note, and return the stored text."""
         blocking = self.blocking if store is None else store
-        return blocking.run(self._notes(blocking).note(self.prefix + name, text, seconds))
+        return blocking.run(self._notes(blocking).note(self.prefix + name, text, seconds, replaces=replaces))
 
     def get_note(self, name: str, store: BlockingStore | None = None) -> str | None:
         """Return the stored text."""
@@ -51,6 +59,52 @@ class NoteTests(TaskRaceTests):
 
     def test_the_same_text_may_be_noted_again(self) -> None:
         assert [self.note("a", "same") for _ in range(3)] == ["same"] * 3
+
+    def test_only_the_named_text_is_replaced(self) -> None:
+        assert self.note("a", "first") == "first"
+        assert self.note("a", "third", replaces="second") == "first"
+        assert self.note("a", "second", replaces="first") == "second"
+        assert self.note("a", "third", replaces="first") == "second"
+        assert self.get_note("a") == "second"
+
+    def test_a_repeated_replacement_succeeds(self) -> None:
+        assert self.note("a", "first") == "first"
+        assert [self.note("a", "second", replaces="first") for _ in range(3)] == ["second"] * 3
+
+    def test_a_replacement_of_a_missing_note_is_stored(self) -> None:
+        assert self.note("a", "second", replaces="first") == "second"
+        assert self.get_note("a") == "second"
+
+    def test_any_text_may_be_replaced_by_any_other(self) -> None:
+        for number, (old, new) in enumerate(pairwise(("", *HOSTILE_TEXTS, ""))):
+            assert self.note(str(number), old) == old
+            assert self.note(str(number), new, replaces=old) == new
+
+    def test_a_replaced_note_keeps_the_longer_lifetime(self) -> None:
+        if not self.own_time or self.blocking.store.remote:
+            pytest.skip("notes of this store do not expire by the clock of this test")
+        assert self.note("a", "first", 10) == "first"
+        assert self.note("a", "second", 5, replaces="first") == "second"
+        self.clock.advance_us(9_999_999)
+        assert self.note("a", "third", 10, replaces="second") == "third"
+        self.clock.advance_us(9_999_999)
+        assert self.get_note("a") == "third"
+        self.clock.advance_us(1)
+        assert self.get_note("a") is None
+
+    def test_one_of_many_concurrent_replacements_succeeds(self) -> None:
+        notes = self._notes(self.blocking)
+        assert self.note("race", "first") == "first"
+
+        async def race() -> list[str]:
+            name = self.prefix + "race"
+            calls = (notes.note(name, str(number), 60, replaces="first") for number in range(TASKS))
+            return await asyncio.gather(*calls)
+
+        texts = self.blocking.run(race())
+        assert len(set(texts)) == 1
+        assert texts[0] != "first"
+        assert self.get_note("race") == texts[0]
 
     def test_noting_the_same_text_again_keeps_it_for_longer(self) -> None:
         if not self.own_time or self.blocking.store.remote:

@@ -15,7 +15,7 @@ SELECT headgate_clean_v1($1, $2)
 
 -- name: note
 -- Store or read a note.
-SELECT headgate_note_v1($1, $2, $3, $4)
+SELECT headgate_note_v1($1, $2, $3, $4, $5)
 
 -- name: buckets_time
 -- The time of all parts of a statement on a BucketTable: $1, or the database's clock when it begins.

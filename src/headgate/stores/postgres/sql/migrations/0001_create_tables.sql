@@ -815,7 +815,7 @@ BEGIN
 END
 $$;
 
--- Notes: short texts under a name. The first caller decides the text, which never changes.
+-- Notes: short texts under a name. The first caller decides the text; a caller that names it may replace it.
 CREATE TABLE headgate_notes (
     key bytea PRIMARY KEY,  -- namespace and name
     note bytea NOT NULL,    -- text in UTF-8, with characters that PostgreSQL's text type does not allow
@@ -823,9 +823,10 @@ CREATE TABLE headgate_notes (
 );
 CREATE INDEX headgate_notes_expires ON headgate_notes (expires);
 
--- Store a note for some microseconds, unless another one exists that has not expired, and return the stored one; without a
--- note, only return it. Each call that stores a note removes more expired notes than it adds, oldest first.
-CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable boolean)
+-- Store a note for some microseconds, unless one exists that has not expired and is not the replaced one, and return the
+-- stored one; without a note, only return it. Each call that stores a note removes more expired notes than it adds, oldest
+-- first.
+CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable boolean, replaced bytea)
 RETURNS bytea
 LANGUAGE plpgsql
 VOLATILE
@@ -847,7 +848,7 @@ BEGIN
         INSERT INTO headgate_notes AS notes VALUES (key, note, now + lasting)
         ON CONFLICT ON CONSTRAINT headgate_notes_pkey
         DO UPDATE SET note = excluded.note, expires = greatest(notes.expires, excluded.expires)
-        WHERE notes.expires <= now OR notes.note = excluded.note;
+        WHERE notes.expires <= now OR notes.note = excluded.note OR notes.note = replaced;
         DELETE FROM headgate_notes AS notes WHERE notes.key IN (
             SELECT over.key FROM headgate_notes AS over
             WHERE over.expires <= now ORDER BY over.expires LIMIT 2

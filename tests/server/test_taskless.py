@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate_server.begin import begin
+from headgate_server.http.taskless import run_without_task
 
 
 @pytest.fixture
@@ -16,18 +16,18 @@ def under_way() -> set[Any]:
     return set()
 
 
-async def test_what_never_waits_ends_at_once(under_way: set[Any]) -> None:
+async def test_coroutine_that_never_waits_runs_to_its_end(under_way: set[Any]) -> None:
     seen: list[str] = []
 
     async def work() -> None:
         seen.append("done")
 
-    begin(work(), asyncio.get_running_loop(), under_way)
+    run_without_task(work(), asyncio.get_running_loop(), under_way)
     assert seen == ["done"]
     assert not under_way
 
 
-async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
+async def test_waiting_coroutine_continues(under_way: set[Any]) -> None:
     loop = asyncio.get_running_loop()
     first, second = loop.create_future(), loop.create_future()
     seen: list[object] = []
@@ -40,7 +40,7 @@ async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
         except ValueError as error:
             seen.append(str(error))
 
-    begin(work(), loop, under_way)
+    run_without_task(work(), loop, under_way)
     assert len(under_way) == 1
     first.set_result(1)
     second.set_exception(ValueError("second"))
@@ -50,7 +50,7 @@ async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
 
 
 @pytest.mark.parametrize("turns", range(3))
-async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], turns: int) -> None:
+async def test_cancellation_is_raised_in_the_coroutine(under_way: set[Any], turns: int) -> None:
     """Also in the turn in which it has begun."""
     seen: list[type[BaseException]] = []
 
@@ -62,7 +62,7 @@ async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], tur
             seen.append(type(error))
             raise
 
-    begin(work(), asyncio.get_running_loop(), under_way)
+    run_without_task(work(), asyncio.get_running_loop(), under_way)
     for _ in range(turns):
         await asyncio.sleep(0)
     [waiting] = under_way
@@ -72,7 +72,7 @@ async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], tur
     assert seen == [asyncio.CancelledError]
 
 
-async def test_two_may_wait_for_the_same(under_way: set[Any]) -> None:
+async def test_two_coroutines_may_await_one_future(under_way: set[Any]) -> None:
     loop = asyncio.get_running_loop()
     awaited, seen = loop.create_future(), list[int]()
 
@@ -80,14 +80,14 @@ async def test_two_may_wait_for_the_same(under_way: set[Any]) -> None:
         seen.append(await awaited)
 
     for _ in range(2):
-        begin(work(), loop, under_way)
+        run_without_task(work(), loop, under_way)
     awaited.set_result(1)
     while under_way:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert seen == [1, 1]
 
 
-async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None:
+async def test_cancelled_coroutine_may_still_wait(under_way: set[Any]) -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -97,7 +97,7 @@ async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None
             await asyncio.sleep(0)
             seen.append("tidied")
 
-    begin(work(), asyncio.get_running_loop(), under_way)
+    run_without_task(work(), asyncio.get_running_loop(), under_way)
     [waiting] = under_way
     waiting.cancel()
     while under_way:  # noqa: ASYNC110
@@ -105,7 +105,7 @@ async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None
     assert seen == ["tidied"]
 
 
-async def test_context_variables_are_its_own_all_the_way(under_way: set[Any]) -> None:
+async def test_context_variables_are_isolated(under_way: set[Any]) -> None:
     request: ContextVar[str] = ContextVar("request", default="none")
     seen: list[str] = []
 
@@ -117,7 +117,7 @@ async def test_context_variables_are_its_own_all_the_way(under_way: set[Any]) ->
         seen.append(request.get())
 
     for name in ("a", "b"):
-        begin(work(name), asyncio.get_running_loop(), under_way)
+        run_without_task(work(name), asyncio.get_running_loop(), under_way)
     assert request.get() == "none"
     while under_way:  # noqa: ASYNC110
         await asyncio.sleep(0)

@@ -25,7 +25,7 @@ async def home():
 
 
 @app.get("/report")
-@reports.guard(lambda: request.remote_addr)  # a limit of the view, below the route
+@reports.guard(key=lambda: request.remote_addr)  # a limit of the view, below the route
 async def report():
     return "report"
 

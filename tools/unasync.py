@@ -51,7 +51,7 @@ REPLACEMENTS = {
     r"_async": "_sync",
     r"Coroutine\[Any, Any, (\w+)\]": r"\1",
     r"Callable, Coroutine, Iterable": "Callable, Iterable",
-    r"coroutine function is called": "function is called",
+    r"decorated coroutine function": "decorated function",
     r"Awaitable\[(\w+)\]": r"\1",
     r"AsyncWatched": "Watched",
     r"check_coroutine_function": "check_plain_function",

@@ -19,6 +19,7 @@ from headgate import ConfigError
 from headgate_server.worker import Worker
 
 __all__ = [
+    "MAX_PORT",
     "METRICS_FOLDER",
     "PortTaken",
     "configuration",
@@ -36,7 +37,9 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable that names the folder of the metrics of several processes; `prometheus_client` reads it."""
 
 BACKLOG = 2048
+
 MAX_PORT = 65_535
+"""The highest port."""
 
 
 class PortTaken(ConfigError):

@@ -118,7 +118,7 @@ class ServerMetrics:
     """The hooks for metrics, and their text.
 
     Attributes:
-        hook: The hook for decisions of live rules; `flush` counts what it has collected.
+        hook: The hook for decisions of live rules; `flush` counts collected decisions.
         shadow_hook: The hook for decisions of shadow rules.
     """
 

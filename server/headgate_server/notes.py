@@ -49,7 +49,7 @@ def _circuit_of(notes: AsyncNotes) -> AsyncCircuit:
     """Return the circuit of a store; it lives as long as the store, because it sends the probes."""
     circuit = _circuits.get(notes)
     if circuit is None:
-        reference = ref(notes)  # a strong reference would keep the store in the dictionary for ever
+        reference = ref(notes)  # a strong reference would keep the store alive
 
         async def probe() -> None:
             store = reference()

@@ -35,7 +35,7 @@ class Snapshot(Struct):
 class SharedFolder:
     """The folder in which workers share their snapshots.
 
-    Files are replaced atomically. The file of a worker that has ended gets the suffix `.gone`; its counts stay in the sum,
+    Files are replaced atomically. The file of a terminated worker gets the suffix `.gone`; its counts stay in the sum,
     so totals never go backwards.
 
     Args:
@@ -60,7 +60,7 @@ class SharedFolder:
 
     @staticmethod
     def retire(folder: Path, worker: str) -> None:
-        """Mark the snapshot of a worker that has ended."""
+        """Mark the snapshot of a terminated worker."""
         with suppress(FileNotFoundError):
             (folder / f"{worker}.worker").rename(folder / f"{worker}.gone")
 
@@ -69,7 +69,7 @@ class SharedFolder:
         replace_file(self._own, msgspec.json.encode(snapshot))
 
     def read(self) -> tuple[list[Snapshot], list[Snapshot]]:
-        """Return the snapshots of the other workers, and of workers that have ended."""
+        """Return the snapshots of the other workers, and of terminated workers."""
         present: list[Snapshot] = []
         paths = sorted(self.folder.iterdir())
         self.is_first = next((path for path in paths if path.suffix == ".worker"), None) == self._own
@@ -90,7 +90,7 @@ def merged(
     Args:
         at: Seconds since the epoch.
         present: Snapshots of running workers.
-        gone: Snapshots of workers that have ended; only their counts are used.
+        gone: Snapshots of terminated workers; only their counts are used.
         top: The number of most refused keys to show.
         before: The totals one tick ago.
     """

@@ -69,10 +69,10 @@ def serve(
 
 
 def check_address(policy: Policy, host: str) -> None:
-    """Refuse an address that other machines can reach if there are no tokens.
+    """Refuse an address that other machines can reach if the policy has no tokens.
 
     Raises:
-        ConfigError: The address is not a loopback address and there are no tokens, or it is not valid.
+        ConfigError: The address is not a loopback address and the policy has no tokens, or it is not valid.
     """
     if all(is_loopback(address) for address in _addresses(host)) or policy.server.tokens:
         return

@@ -27,12 +27,15 @@ from headgate import ConfigError, HeadgateError
 from headgate_server.hosting import METRICS_FOLDER
 from headgate_server.worker import READY
 
+__all__ = ["MAX_WORKERS", "WorkersFailed", "check_worker_number", "run_workers"]
+
 logger = logging.getLogger("headgate.server")
 
 WORKER = ("-P", "-m", "headgate_server.worker")
 """Arguments of Python; -P keeps modules in the current folder from being imported."""
 
 MAX_WORKERS = 256
+"""The largest number of workers."""
 
 EARLY_SECONDS = 5.0
 """A worker that ends sooner than this after its start will probably always end."""
@@ -72,7 +75,7 @@ def run_workers(
         listener: The listening socket; it is closed at the end.
         number: The number of workers.
         started: Called once all workers answer.
-        ended: Called with the shared folder and the name of a worker that has ended.
+        ended: Called with the shared folder and the name of a terminated worker.
 
     Raises:
         WorkersFailed: A worker could not start, or they ended again and again.

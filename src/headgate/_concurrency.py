@@ -187,7 +187,10 @@ _running: set[asyncio.Task[Any]] = set()
 def check_coroutine_function(function: object) -> None:
     """Refuse a function that `AsyncLimiter.guard` cannot decorate."""
     if not inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{function!r} is not a coroutine function; use Limiter.guard for it")
+        raise ConfigError(
+            f"{function!r} is not a coroutine function; use Limiter.guard for it, "
+            "or write guard(key=…) if it returns the key"
+        )
 
 
 def check_plain_function(function: object) -> None:
@@ -195,4 +198,16 @@ def check_plain_function(function: object) -> None:
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{function!r} is a coroutine function; use AsyncLimiter.guard for it")
     if not callable(function):
-        raise ConfigError(f"{function!r} is not a function; write @limiter.guard(...) with its brackets")
+        raise ConfigError(f"{function!r} is not a function; a guard decorates functions")
+
+
+def check_undecorated(function: object) -> None:
+    """Refuse a lambda in the place of a function to guard: it is meant to return the key."""
+    if getattr(function, "__name__", "") == "<lambda>":
+        raise ConfigError("a function for the key needs its name: write @limiter.guard(key=lambda …)")
+
+
+def qualified_name(function: Any) -> str:
+    """Return the name of a function with its module."""
+    own = getattr(function, "func", function)  # of a partial
+    return f"{own.__module__}.{getattr(own, '__qualname__', type(own).__qualname__)}"

@@ -88,6 +88,10 @@ class HitMethods:
         """Like `hit` and `check`, but accepts a cost per unit and a quota for this call."""
         raise NotImplementedError
 
+    def _check_tier(self, tier: str) -> None:
+        """Report a tier that no rule has."""
+        raise NotImplementedError
+
     def hit(
         self,
         key: Key | None = None,
@@ -107,6 +111,8 @@ class HitMethods:
         """
         if type(cost) is not int or quota is not None:
             return self._decide("hit", key, cost, tier, quota, now)
+        if tier is not None:
+            self._check_tier(tier)
         return self.gate.decide(new_request("hit", key, cost, tier, None if now is None else instant(now)))[0]
 
     def check(
@@ -121,6 +127,8 @@ class HitMethods:
         """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
             return self._decide("peek", key, cost, tier, quota, now)
+        if tier is not None:
+            self._check_tier(tier)
         return self.gate.decide(new_request("peek", key, cost, tier, None if now is None else instant(now)))[
             0
         ]
@@ -139,6 +147,10 @@ class AsyncHitMethods:
         self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any
     ) -> Decision:
         """Like `hit` and `check`, but accepts a cost per unit and a quota for this call."""
+        raise NotImplementedError
+
+    def _check_tier(self, tier: str) -> None:
+        """Report a tier that no rule has."""
         raise NotImplementedError
 
     def hit(
@@ -160,6 +172,8 @@ class AsyncHitMethods:
         """
         if type(cost) is not int or quota is not None:
             return pending_call(self._decide("hit", key, cost, tier, quota, now))
+        if tier is not None:
+            self._check_tier(tier)
         request = new_request("hit", key, cost, tier, None if now is None else instant(now))
         return pending_call(decide(self.gate, request))
 
@@ -175,5 +189,7 @@ class AsyncHitMethods:
         """Return the decision that `hit` would make, or `hold` for a `concurrent` rule, without taking units."""
         if type(cost) is not int or quota is not None:
             return pending_call(self._decide("peek", key, cost, tier, quota, now))
+        if tier is not None:
+            self._check_tier(tier)
         request = new_request("peek", key, cost, tier, None if now is None else instant(now))
         return pending_call(decide(self.gate, request))

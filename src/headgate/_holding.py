@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from headgate._checks import Unpicklable
 from headgate.clock import instant
@@ -16,6 +16,8 @@ from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.stores.base import Receipts
 from headgate.stores.request import Request
+
+NOT_ASYNC_WITH = "a hold of an AsyncLimiter needs `async with`: write `async with limiter.hold(key) as hold:`"
 
 
 class HoldBase(Unpicklable):
@@ -78,6 +80,19 @@ class HoldBase(Unpicklable):
 
     def __bool__(self) -> bool:
         return self.decision.allowed
+
+    if not TYPE_CHECKING:  # type checkers report a hold of the wrong kind themselves
+        # `Hold` and `AsyncHold` replace the methods of their own protocol.
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(NOT_ASYNC_WITH)
+
+        def __exit__(self, *exc: object) -> None: ...
+
+        async def __aenter__(self) -> NoReturn:
+            raise TypeError("a hold of a Limiter is for `with`; use an AsyncLimiter for `async with`")
+
+        async def __aexit__(self, *exc: object) -> None: ...
 
     def forget(self) -> None:
         """Make the hold inactive, without hooks, because its receipts are settled elsewhere."""

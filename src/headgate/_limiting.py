@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from headgate._checks import Unpicklable, check_text
 from headgate._fair_queue import FairQueue
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, listed
 from headgate.keys import Key, PlainKey, key_picker
 from headgate.outage.fallback import Health
 from headgate.quota import Quotas
@@ -93,8 +94,36 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         Raises:
             ConfigError: The cost does not fit the units of the rules, or the quota does not fit the rules.
         """
+        if tier is not None:
+            self._check_tier(tier)
         request = Request(operation, key, self.units.costs(cost), tier, instant(now))
         return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
+
+    def _watch_tiers(self, strict: bool, *, is_used_otherwise: bool) -> None:
+        """Report unknown tiers, unless a server has the rules or a quota function receives the tier.
+
+        Without any tiers, only a strict limiter does: an application may pass the tier to all its limiters.
+        """
+        self._has_strict_tiers = strict
+        known = frozenset(tier for rule in self.rules for tier in rule.tiers)
+        if (known or strict) and not is_used_otherwise and not self.store.has_rules:
+            self._known_tiers = known
+
+    def _check_tier(self, tier: str) -> None:
+        """Report a tier that no rule has: raise an error, or warn once.
+
+        Raises:
+            ConfigError: With `strict_tiers=True`.
+        """
+        known = self._known_tiers
+        if known is None or not isinstance(tier, str) or tier in known or not self.rules:
+            return
+        has = f"its tiers are {listed(known)}" if known else "no rule has tiers="
+        message = f"limiter {self.name!r} has no tier {tier!r}, {has}: add it, or pass tier=None for the default quota"
+        if self._has_strict_tiers:
+            raise ConfigError(message)
+        self._known_tiers = None  # warn once
+        warnings.warn(message, stacklevel=3)
 
     def _is_too_late(self, refusal: Decision, deadline: int | None) -> bool:
         """Return whether waiting would end after the deadline, or never."""
@@ -150,6 +179,11 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     quotas: QuotaCache | None = None
     """Cached results of the function for callers' quotas; `None` without one."""
 
+    _known_tiers: frozenset[str] | None = None
+    """The tiers of all rules; `None` if unknown tiers are not reported."""
+
+    _has_strict_tiers = False
+
     def settling(self, receipts: Receipts | None) -> G:
         """Return the gate on which a hold with these receipts is settled."""
         return self.gate
@@ -165,6 +199,23 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     def __repr__(self) -> str:
         rules = ", ".join(str(rule) for rule in self.rules) or "unlimited"
         return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
+
+
+_RULE_OPTIONS = ("burst", "scope", "tiers", "unit", "buckets", "strict", "lease", "timezone")
+
+
+def raise_unknown_option(limiter: str, options: Collection[str]) -> NoReturn:
+    """Raise the error for an argument that limiters do not have, with the place where it belongs."""
+    option = min(options)
+    if option == "burst":
+        raise ConfigError(
+            f"burst= belongs to a rule: write {limiter}(token_bucket('10/s', burst=20)) or {limiter}('10/s burst 20')"
+        )
+    if option in _RULE_OPTIONS:
+        raise ConfigError(
+            f"{option}= belongs to a rule: write for example {limiter}(sliding_window('10/s', {option}=…))"
+        )
+    raise TypeError(f"{limiter}() got an unexpected keyword argument {option!r}")
 
 
 def _handle_on(store: object, clock: Clock | None) -> StoreHandle | None:

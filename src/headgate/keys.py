@@ -65,6 +65,12 @@ def check_plain(key: object) -> PlainKey:
         raise ConfigError(
             f"the rules have no scope, so the key is text or bytes, not a mapping: {dict(key)!r}"
         )
+    if isinstance(key, tuple):
+        joined = ":".join(map(str, key))
+        raise ConfigError(
+            f"a key is text or bytes, not {key!r}; write one text, like {joined!r}, or give the rules scopes and pass a "
+            "mapping, like {'user': 'alice', 'realm': 'north'}"
+        )
     raise ConfigError(f"a key is text or bytes, not {key!r}; write str({key!r}) if that is meant")
 
 

@@ -5,6 +5,7 @@ Results of the function are cached, because they usually come from a database.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,6 +71,20 @@ def check_kept_for(name: str, seconds: float) -> None:
         raise ConfigError(f"{name} is seconds, at least 0, not {seconds!r}")
 
 
+def check_quota_function(function: Callable[..., Any]) -> None:
+    """Refuse a function for `quotas=` that does not take a key and a tier."""
+    if not callable(function):
+        raise ConfigError(f"quotas= is a function of key and tier, not {function!r}")
+    try:
+        inspect.signature(function).bind("key", "tier")
+    except TypeError as error:
+        raise ConfigError(
+            f"quotas= is called with a key and a tier, like `def quotas(key, tier)`; {function!r} does not fit: {error}"
+        ) from None
+    except ValueError:
+        pass  # a built-in function without a signature
+
+
 class QuotaCache:
     """Cache of the results of a quota function.
 
@@ -89,8 +104,6 @@ class QuotaCache:
         clock: Clock,
         option: str = "quotas",
     ) -> None:
-        if not callable(function):
-            raise ConfigError(f"{option}= is a function of key and tier, not {function!r}")
         check_kept_for(f"{option}_for=", seconds)
         self.function = function
         self.seconds = seconds

@@ -9,11 +9,12 @@ call's mapping; with `"*"`, all callers share one counter. The unit of a rule is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from headgate._checks import check_count, check_text
 from headgate.calendars import check_timezone
@@ -29,6 +30,8 @@ from headgate.quota import (
 )
 
 __all__ = ["DEFAULT_BUCKETS", "REQUESTS", "SHARED", "make_rule"]
+
+P = ParamSpec("P")
 
 Kind = Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket", "concurrent", "calendar"]
 
@@ -221,6 +224,22 @@ def token_bucket(
     return make_rule("token_bucket", quota, scope, tiers, name, burst=burst, unit=unit)
 
 
+def _needing_lease(function: Callable[P, Rule]) -> Callable[P, Rule]:
+    """Decorate `concurrent` with an error message for a missing lease."""
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Rule:
+        if "lease" not in kwargs:
+            raise ConfigError(
+                "concurrent needs lease=, the time after which the place of a crashed holder is free, "
+                "as in concurrent(5, lease='60s')"
+            )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_needing_lease
 def concurrent(
     limit: int,
     *,

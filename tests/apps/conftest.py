@@ -1,20 +1,33 @@
-"""What the tests of all services share."""
+"""Fixtures of all services."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from headgate.testing.postgres_server import PostgresServer
 from headgate_server import kept_result
+from headgate_server.cli import main
+from tests.apps.processes import is_setting
 from tests.apps.timeouts import Timeouts
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in filter(is_setting, list(os.environ)):
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
 def _log_as_it_was() -> Iterator[None]:
-    """Undo what starting a service in this process does to the log."""
-    loggers = [logging.getLogger(name) for name in ("", "headgate", "uvicorn")]
+    """Undo changes of logging by a service that starts in this process."""
+    loggers = [logging.getLogger(name) for name in ("", "headgate", "headgate_services", "uvicorn")]
     levels = [logger.level for logger in loggers]
     handlers = list(logging.getLogger().handlers)
     yield
@@ -25,7 +38,7 @@ def _log_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _fresh_readiness() -> Iterator[None]:
-    """Have every `/readyz` ask the stores again; `test_health` checks that services do not."""
+    """Query the stores on every request to `/readyz`; `test_health` checks the cache."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(kept_result, "KEPT_SECONDS", 0.0)
         yield
@@ -33,6 +46,37 @@ def _fresh_readiness() -> Iterator[None]:
 
 @pytest.fixture
 def timeouts() -> Iterator[Timeouts]:
-    """Databases that are given up early only while their server is paused or gone."""
+    """Short time limits for databases only while their server is paused or gone."""
     with pytest.MonkeyPatch.context() as patches:  # a test may undo its own
         yield Timeouts(patches)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL that the test may pause or kill."""
+    with PostgresServer() as server:
+        try:
+            yield server
+        finally:
+            server.resume()
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Return a function that runs `headgate` in this process with these settings, and returns the exit code and the output.
+
+    The server is never started: reaching it counts as exit code 0.
+    """
+    monkeypatch.chdir(tmp_path)
+    for function in ("serve", "serve_with_workers"):
+        monkeypatch.setattr(f"headgate_services.common.starting.{function}", lambda *args, **options: 0)
+
+    def run(*arguments: str, **variables: object) -> tuple[int, str]:
+        with monkeypatch.context() as patches:
+            for name, value in variables.items():
+                patches.setenv(name, str(value))
+            code = main(list(arguments))
+        output = capsys.readouterr()
+        return code or 0, output.out + output.err
+
+    return run

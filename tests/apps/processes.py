@@ -1,20 +1,63 @@
-"""Services in processes of their own, started and stopped as an operator would."""
+"""Services in child processes and in this process, with settings from the test only."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from headgate_services.mail import Settings
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up; on an idle machine everything takes far less."""
+
+T = TypeVar("T")
+
+_PREFIXES = ("AGENT_", "CLOUDFLARE_", "PETITION_", "RATE_LIMIT_", "SAJU_", "TELEGRAM_")
+_OTHERS = {"ALLOWED_USER_IDS", "SEEN_UPDATES_KV", "SERVICE_NAME", "TRUSTED_PROXIES"}
+_SETTINGS = _OTHERS | {field.upper() for field in Settings.model_fields}
+
+
+def is_setting(name: str) -> bool:
+    """Return whether a service reads this environment variable."""
+    return name.startswith(_PREFIXES) or name in _SETTINGS
+
+
+def environment(**variables: object) -> dict[str, str]:
+    """Return this process's environment with these settings only."""
+    kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+async def in_time(awaitable: Awaitable[T]) -> T:
+    """Return the result, or fail if it takes too long."""
+    return await asyncio.wait_for(awaitable, PATIENCE)
+
+
+@asynccontextmanager
+async def client_of(app: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Run an application in this process, and provide a client."""
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://service.test", **options
+        ) as client,
+    ):
+        yield client
 
 
 @dataclass
 class ServiceProcess:
-    """A running service, and what it has logged so far."""
+    """A running service, and its log so far."""
 
     process: Process
     url: str
@@ -22,31 +65,37 @@ class ServiceProcess:
 
 
 async def launch_program(
-    *arguments: str, environment: Mapping[str, str], folder: Path | None = None, stdout: int = DEVNULL
+    *arguments: str,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    module: str = "headgate_server.cli",
 ) -> Process:
-    """Start `headgate` with these arguments; its log can be read from `stderr`."""
+    """Start `headgate`, or another module, with these arguments; its log is in `stderr`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_server.cli", *arguments),
+        *(sys.executable, "-m", module, *arguments),
         cwd=folder,
         env=environment,
         stdin=DEVNULL,
-        stdout=stdout,
+        stdout=DEVNULL,
         stderr=PIPE,
     )
 
 
 @asynccontextmanager
-async def serving(process: Process) -> AsyncIterator[ServiceProcess]:
-    """Wait until a service says where it listens; when the block ends, end the service."""
+async def serving(process: Process, workers: int = 1) -> AsyncIterator[ServiceProcess]:
+    """Wait until all workers of a service have started; stop the service at the end of the block."""
     assert process.stderr is not None
     service = ServiceProcess(process, "", [])
+    started = 0
     try:
-        while not service.url:
-            line = (await process.stderr.readline()).decode()
-            assert line, "the service did not start:\n" + "".join(service.log)
-            service.log.append(line)
-            if found := re.search(r"running on (http://\S+)", line):
-                service.url = found[1]
+        async with asyncio.timeout(PATIENCE):
+            while not service.url or started < workers:
+                line = (await process.stderr.readline()).decode()
+                assert line, "the service did not start:\n" + "".join(service.log)
+                service.log.append(line)
+                started += "startup complete" in line
+                if found := re.search(r"running on (http://[^\s\"]+)", line):
+                    service.url = found[1]
         drained = asyncio.create_task(_drain(process.stderr, service.log))
         yield service
     finally:
@@ -54,6 +103,17 @@ async def serving(process: Process) -> AsyncIterator[ServiceProcess]:
             process.terminate()
         await process.wait()
     await drained
+
+
+@asynccontextmanager
+async def service_process(
+    service: str, folder: Path | None = None, *, workers: int = 1, **variables: object
+) -> AsyncIterator[ServiceProcess]:
+    """Run a service with `headgate run` on a free port until the block ends."""
+    arguments = ["run", service, "--port", "0", *(["--workers", str(workers)] if workers > 1 else [])]
+    process = await launch_program(*arguments, folder=folder, environment=environment(**variables))
+    async with serving(process, workers) as running:
+        yield running
 
 
 async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Time that databases have, however busy this machine is."""
+"""Time limits of databases that do not depend on the load of the machine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import pytest
 from headgate.testing.postgres_server import PostgresServer
 from headgate_services.common.databases import SqlDatabase
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
+from tests.apps.processes import PATIENCE
 
-PATIENCE = 60.0
-"""Seconds that a database has which must answer."""
 SHORT = 0.5
-"""Seconds after which a database that does not answer is given up."""
+"""Time limit for a database that does not reply, in seconds."""
 
 
 class Timeouts:
-    """Gives all databases little time while a server is paused or gone, and much of it otherwise.
+    """Uses a short limit for all databases while a server is paused or gone, and a long one otherwise.
 
     Attributes:
-        seconds: How much it is. A test may set it, for what takes too long without a pause.
+        seconds: The current limit; tests may set it.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

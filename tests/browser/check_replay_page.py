@@ -58,8 +58,8 @@ def test_the_figures_are_shown(show: Show) -> None:
     expect(page.locator("#callers")).to_contain_text(HOSTILE)
     expect(page.locator("#unread")).to_contain_text("broken")
     expect(page.locator("#shadow")).to_contain_text("s")
-    expect(page.locator("#changes")).to_contain_text("requests would be refused that the first admits")
-    expect(page.locator("#retries")).to_contain_text("get through")
+    expect(page.locator("#changes")).to_contain_text("requests would be newly refused")
+    expect(page.locator("#retries")).to_contain_text("requests admitted")
     expect(page.get_by_role("img", name="refused, in bars of")).to_have_count(2)
     assert page.locator("img[src=x]").count() == 0
 

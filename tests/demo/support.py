@@ -1,4 +1,4 @@
-"""The demo as a user runs it: a process that prints, answers and is told to stop."""
+"""The demo in a child process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Program:
-    """The `headgate` command with some arguments, as it runs, with what it has printed so far."""
+    """A running `headgate` command and its output so far."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Program:
         return self._printed["stderr"]
 
     def wait_for_output(self, text: str) -> str:
-        """Return what it has printed once that has a text in it."""
+        """Wait until the output contains a text, and return the output."""
         with self._changed:
             found = self._changed.wait_for(lambda: text in self.output or self._open_streams == 0, PATIENCE)
         assert found, f"did not print {text!r}:\n{self.output}\n{self.problems}"
@@ -76,7 +76,7 @@ class Program:
         return self.wait()
 
     def wait(self) -> int:
-        """Return the exit code once it has ended and everything is read."""
+        """Wait for the end of the process and its output, and return the exit code."""
         code = self.process.wait(PATIENCE)
         for reader in self._readers:
             reader.join(PATIENCE)
@@ -109,7 +109,7 @@ def demo(*options: str, environment: dict[str, str] | None = None) -> Program:
 
 
 def eventually(answer: Callable[[], T]) -> T:
-    """Return what a server answers once that is true, asking it again and again."""
+    """Call a function until its result is true, and return the result."""
     deadline = time.monotonic() + PATIENCE
     while not (value := answer()):
         assert time.monotonic() < deadline, "it did not happen"
@@ -117,7 +117,7 @@ def eventually(answer: Callable[[], T]) -> T:
 
 
 def until_ended(pids: Iterable[int]) -> None:
-    """Wait until all of these processes have ended, whoever started them."""
+    """Wait for the end of these processes."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
@@ -131,7 +131,7 @@ def until_ended(pids: Iterable[int]) -> None:
 
 
 class Block:
-    """What the demo has printed, read as a user would."""
+    """The parsed output of the demo."""
 
     def __init__(self, output: str) -> None:
         self.text = output
@@ -141,7 +141,7 @@ class Block:
 
 
 def ask_like_curl(line: str) -> httpx.Response:
-    """Send what a curl line would send; it may use -s, -i, -H and -d only."""
+    """Send the request of a curl line; it may use -s, -i, -H and -d only."""
     words = iter(shlex.split(line)[1:])
     url, body, headers = "", None, {}
     for word in words:
@@ -158,7 +158,7 @@ def ask_like_curl(line: str) -> httpx.Response:
 
 
 def ticks(url: str) -> Iterator[dict[str, Any]]:
-    """Yield what the dashboard is told once a second, without the history."""
+    """Yield the events that the dashboard gets once a second."""
     with httpx.stream("GET", f"{url}/v1/events", timeout=PATIENCE, trust_env=False) as response:
         event = ""
         for line in response.iter_lines():

@@ -1,4 +1,4 @@
-"""The whole demo, once: what it prints, what runs, its traffic, its switch, and its end."""
+"""The whole demo: output, services, traffic, and its end."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_traffic_is_switched_off_and_on(block: Block) -> None:
 
     switch(False)
     before: dict[str, Any] = {}
-    for tick in ticks(url):  # what was under way may still be counted
+    for tick in ticks(url):  # requests in progress may still be counted
         if before and total(tick) == total(before) and tick["demo"] == before["demo"]:
             break
         before = tick

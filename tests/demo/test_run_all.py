@@ -77,7 +77,7 @@ def test_a_port_that_is_taken_is_named(environment: dict[str, str], monkeypatch:
 
 
 def use(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process have these variables, and leave its log as it is."""
+    """Set environment variables, and keep the configuration of logging."""
     monkeypatch.setattr(all_services, "configure_logging", lambda level, render: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

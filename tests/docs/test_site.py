@@ -146,6 +146,15 @@ def test_the_reference_begins_with_limiters_decisions_and_rules() -> None:
     ]
 
 
+def test_internal_methods_are_not_in_the_reference(site: dict[str, Page]) -> None:
+    shown = {
+        anchor for anchor in site["reference/api/headgate.html"].anchors if anchor.startswith("headgate.")
+    }
+    internal = {"current", "in_memory", "make", "on_change", "request", "settling", "terms_for"}
+    assert {"headgate.Limiter.hit", "headgate.AsyncLimiter.hold", "headgate.Decision.allowed"} <= shown
+    assert [name for name in shown if name.rpartition(".")[2] in internal] == []
+
+
 def public_names() -> dict[str, list[str]]:
     """Return the `__all__` of every public module, by the module's name."""
     found = {}

@@ -1,7 +1,7 @@
 """Run rounds of faults on every store until the time is over: `python -m tests.faults`; `--help` lists its options.
 
-After each round a line says what was done in it and in all. A violation ends with exit code 1. Its history is kept, whole
-and cut down to the calls that matter, in the folder that is named; `--replay FILE` checks it again.
+Each round prints a line with its figures and the totals. A violation ends with exit code 1. Its history is kept in a
+folder, complete and reduced to the relevant calls; `--replay FILE` checks it again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.faults.rounds import Outcome, Round
 from tests.faults.shrinking import shrink
 
 ROUNDS_PER_START = 3
-"""Servers are new after so many rounds."""
+"""Rounds after which servers are started again."""
 
 CALM_ONE_IN = 4
-"""In one round of so many nothing is done to store and workers: calls are still cancelled and interrupted."""
+"""One round in this many has no faults; calls are still cancelled and interrupted."""
 
 GOALS = {
     ("memory",): 10**8,
@@ -47,7 +47,7 @@ QUICK = Path("/dev/shm")
 
 
 class Report:
-    """What has been done so far, and where failures are kept."""
+    """The figures of a run, and the folder for failures."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,7 +119,7 @@ class Report:
 
 
 def main() -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the command line, and return the exit code."""
     parser = argparse.ArgumentParser(description="Prove the promises of every store under faults.")
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("FAULT_MINUTES", "10")))
     parser.add_argument(

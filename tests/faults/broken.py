@@ -31,7 +31,7 @@ class Forgets:
 
 
 class FailsOpen:
-    """Admits a request once that there is no room for."""
+    """Admits one request beyond the limit, once."""
 
     def __init__(self, gate: Gate, numbers: count[int]) -> None:
         self._gate = gate
@@ -47,7 +47,7 @@ class FailsOpen:
 
 
 class Leaks:
-    """Gives back what was held for callers that are cancelled, but not once in a thousand times."""
+    """Releases the holds of cancelled callers, except one in a thousand."""
 
     def __init__(self, gate: Gate, numbers: count[int]) -> None:
         self._gate = gate

@@ -1,13 +1,14 @@
-"""Proves from a history alone that the limiter kept its promises, or says which call it broke one with.
+"""Check from a history alone that the limiter kept its promises; name the calls that show a violation.
 
-The moment of a decision is only known to lie between the start and the end of its call, and of some calls nobody knows
+The moment of a decision is only known to lie between the start and the end of its call, and it is unknown of some calls
 whether they were charged. So each count has two bounds:
 
 - **certain**: units that every possible order of events has counted at the moment of a decision;
 - **possible**: units that at least one possible order has counted.
 
-The true count lies between them. A decision is wrong if no count between them explains it, so nothing that could have gone
-right is ever reported. The bounds are tight where little happens at once, which is why workers also have keys of their own.
+The true count lies between them. A decision is wrong if no count between them explains it, so correct behaviour is
+never reported. The bounds are tight where little happens at once, which is why
+each worker also has private keys.
 
 All rules but the token bucket count a unit from a moment t until a moment that follows from t alone, unless it is given
 back; they differ in that moment only. A token bucket is bounded by what flows out of it. A renewal is such a moment t for a
@@ -26,9 +27,13 @@ from typing import NamedTuple
 from tests.faults.history import NEVER, SHARED, History, HistoryCall, RuleSpec, VerdictSeen
 
 RETRIES_CHECKED = 8
-"""Of so many refusals of one worker, the waiting time of one is checked; it takes longer than the rest."""
+"""One in this many refusals has its waiting time checked, which is slow."""
 
 CHARGING = ("hit", "hold", "confirm")
+
+DEADLINES = {"settle": 2, "wait": 4}
+"""The number of requests, with a deadline each, of operations that make several: to settle at more units than were held
+takes two, and to wait takes several, and the time between them."""
 
 
 class Violation(NamedTuple):
@@ -109,6 +114,27 @@ class Charge:
         return max(self.high, *renewed) if renewed else self.high
 
 
+class Reset(NamedTuple):
+    """A call that deleted a count, or may have done so.
+
+    Attributes:
+        low: The earliest moment of it.
+        high: The latest.
+        certain: Whether it was carried out.
+    """
+
+    low: int
+    high: int
+    certain: bool
+
+    def apply(self, charge: Charge) -> None:
+        """End a charge that was counted before the reset."""
+        if charge.low <= self.high:
+            charge.gone_low = min(charge.gone_low, max(self.low, charge.low))
+        if self.certain and charge.high < self.low:
+            charge.gone_high = min(charge.gone_high, self.high)
+
+
 class Question(NamedTuple):
     """A decision to be explained: the call, what the rule said, the units that it charged, the units that are missing from
     what it said to be left (of a check: those that a hit would have taken), and those that it replaced.
@@ -124,7 +150,7 @@ class Question(NamedTuple):
 
 
 def check(history: History) -> list[Violation]:
-    """Return what was violated; empty if every call can be explained."""
+    """Return all violations."""
     found = list(check_durations(history))
     accounts: dict[tuple[str, int, str], list[HistoryCall]] = defaultdict(list)
     for call in history.calls:
@@ -132,12 +158,12 @@ def check(history: History) -> list[Violation]:
             accounts[call.limiter, number, SHARED if rule.shared else call.key].append(call)
     for (limiter, number, key), calls in accounts.items():
         rule = history.limiters[limiter][number]
-        charges, questions = Reader(history, rule, number).read(calls)
-        judge = check_bucket if rule.kind == "token_bucket" else check_window
-        found += [
-            Violation(kind, limiter, key, number, call, detail)
-            for kind, call, detail in judge(rule, charges, questions)
-        ]
+        charges, questions, resets = Reader(history, rule, number).read(calls)
+        if rule.kind == "token_bucket":
+            violations = check_bucket(rule, charges, questions, resets)
+        else:
+            violations = check_window(rule, charges, questions)
+        found += [Violation(kind, limiter, key, number, call, detail) for kind, call, detail in violations]
     return found
 
 
@@ -147,19 +173,19 @@ def check_durations(history: History) -> Iterator[Violation]:
         if call.end is None:
             if call.worker not in history.killed:
                 yield Violation("hung", call.limiter, call.key, 0, call, "its caller never had an answer")
-        elif call.end - call.start > history.longest_us:
+        elif call.end - call.start > (longest := history.longest_us * DEADLINES.get(call.operation, 1)):
             stopped = sum(
                 max(0, min(pause.end, call.end) - max(pause.start, call.start))
                 for pause in history.pauses
                 if pause.worker in (call.worker, -1)
             )
             took = call.end - call.start - stopped
-            if took > history.longest_us:
-                detail = f"it took {took} us; at most {history.longest_us} are allowed"
+            if took > longest:
+                detail = f"it took {took} us; at most {longest} are allowed"
                 yield Violation("outlived its deadline", call.limiter, call.key, 0, call, detail)
 
 
-# --- What was charged -------------------------------------------------------------------------------------------------
+# --- Charges ---------------------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -172,15 +198,18 @@ class Reader:
         self._charges: list[Charge] = []
         self._questions: list[Question] = []
         self._held: dict[tuple[int, int], list[Charge]] = {}
+        self._resets: list[Reset] = []
 
-    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[Question]]:
-        """Return the charges and the questions."""
+    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[Question], list[Reset]]:
+        """Return the charges, the questions and the resets."""
         for call in sorted(calls, key=lambda call: (call.worker, call.number)):
             if call.outcome != "nothing":
                 getattr(self, f"_{call.operation}")(call)
         for charge in self._charges:
+            for reset in self._resets:
+                reset.apply(charge)
             self._forget(charge)
-        return self._charges, self._questions
+        return self._charges, self._questions, self._resets
 
     def _hit(self, call: HistoryCall) -> None:
         self._decide(call)
@@ -188,6 +217,8 @@ class Reader:
 
     def _hits(self, call: HistoryCall) -> None:
         self._charge(call, call.cost)
+
+    _wait = _hits
 
     def _check(self, call: HistoryCall) -> None:
         self._decide(call)
@@ -225,6 +256,13 @@ class Reader:
         if not self._places:
             self._charge(call, call.cost)
 
+    def _reset(self, call: HistoryCall) -> None:
+        low, high = self._interval(call)
+        losses = self._history.losses
+        is_lost = any(loss.since <= high and low <= loss.until for loss in losses)
+        certain = call.outcome == "done" and not is_lost
+        self._resets.append(Reset(low, high if certain else self._last_moment(call), certain))
+
     def _renew(self, call: HistoryCall) -> None:
         if not self._places:
             return
@@ -232,15 +270,15 @@ class Reader:
         if call.outcome == "admitted":  # it takes no units, so it needs no room
             verdict = call.verdicts[self._number]
             self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
-        elif call.outcome != "refused":  # it may be carried out after its caller has given up
-            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        elif call.outcome != "refused":
+            high = self._last_moment(call)
         elif call.verdicts[self._number].allowed:  # the lease of another rule had ended
             return
         for charge in self._held.get((call.worker, call.hold or 0), []):
             charge.renewals.append(Renewal(call, low, high))
 
     def _decide(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
-        """Have a decision explained, if there was one."""
+        """Add a decision to the questions, if there was one."""
         if call.end is None or call.outcome not in ("admitted", "refused") or not call.verdicts:
             return
         low, high = self._interval(call)
@@ -257,14 +295,14 @@ class Reader:
         low, high = self._interval(call)
         certain = call.outcome in ("admitted", "done") and call.end is not None
         limit = call.verdicts[self._number].limit if certain and call.verdicts else 0
-        if not certain:  # it may be carried out after its caller has given up
-            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        if not certain:
+            high = self._last_moment(call)
         charge = Charge(low, high, units, certain, admits, limit)
         self._charges.append(charge)
         return charge
 
     def _split(self, held: list[Charge], charge: Charge, back: int) -> None:
-        """Let only so many units of a charge be given back, and the rest stay."""
+        """Split a charge: `back` units end, the rest stays."""
         if back < charge.units:
             rest = Charge(
                 charge.low, charge.high, charge.units - back, charge.certain, charge.admits, charge.limit
@@ -277,16 +315,25 @@ class Reader:
     def _end(self, charge: Charge, call: HistoryCall) -> None:
         """Note that units were given back by a call, or may have been."""
         low, high = self._interval(call)
-        is_known = call.outcome in ("admitted", "done") and call.end is not None
+        if call.outcome == "cancelled" and call.operation == "settle":
+            high = self._last_moment(call)  # it is carried out although its caller is gone
+        elif call.outcome not in ("admitted", "done"):
+            high = NEVER
         charge.gone_low = min(charge.gone_low, low)
-        charge.gone_high = min(charge.gone_high, high if is_known and charge.certain else NEVER)
+        charge.gone_high = min(charge.gone_high, high if charge.certain else NEVER)
 
-    def _over_by(self, call: HistoryCall) -> int:
-        """Return by when a cancelled call is carried out or dropped, and a hold given back; `NEVER` if a fault may have come
-        in between.
+    def _last_moment(self, call: HistoryCall) -> int:
+        """Return by when a call without an answer is carried out or dropped.
+
+        That is known for a cancelled call only, and only without a fault near it.
         """
         within, end = self._history.released_within_us, call.end
-        if within is None or end is None or call.worker in self._history.killed:
+        if (
+            call.outcome != "cancelled"
+            or within is None
+            or end is None
+            or call.worker in self._history.killed
+        ):
             return NEVER
         due = end + within
         is_disturbed = any(start <= due and call.start <= stop for start, stop in self._history.faults)
@@ -297,7 +344,7 @@ class Reader:
         return call.start - slack, NEVER if call.end is None else call.end + slack
 
     def _forget(self, charge: Charge) -> None:
-        """Reckon with what the store may have lost: what it counted, and what was given back."""
+        """Apply declared losses of the store: lost charges, and lost refunds."""
         for loss in self._history.losses:
             if charge.low <= loss.until and charge.high >= loss.since:
                 charge.gone_low = min(charge.gone_low, loss.at)
@@ -305,7 +352,7 @@ class Reader:
                 charge.gone_high = NEVER
 
 
-# --- Rules that count a unit for so long ------------------------------------------------------------------------------
+# --- Rules with a fixed lifetime of units -------------------------------------------------------------------------------
 
 Found = tuple[str, HistoryCall, str]
 """Kind of a violation, the call that shows it, and the figures."""
@@ -340,7 +387,7 @@ class Sums:
 
 
 class WindowCount:
-    """The bounds of what a rule has counted at a moment."""
+    """The bounds of a rule's count at a moment."""
 
     def __init__(self, charges: list[Charge], expiry: Callable[[int], int]) -> None:
         self._expiry = expiry
@@ -402,7 +449,7 @@ class WindowCount:
 
 
 def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield what cannot be explained of the decisions of a rule that counts a unit for so long."""
+    """Yield the violations of a rule that counts each unit for a fixed time."""
     expiry = expiry_of(rule)
     count = WindowCount(charges, expiry)
     admissions = WindowCount([charge for charge in charges if charge.admits and charge.certain], expiry)
@@ -443,7 +490,7 @@ def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], i
 
 
 def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
-    """Return the least and the most that can have been counted before a decision, without what it replaced."""
+    """Return the lowest and highest possible count before a decision, without the hold that it replaced."""
     _, low, high, _, charged, _, replaced = question
     least, most = count.certain(low, high), count.possible(low, high) - charged
     for charge in replaced:
@@ -464,7 +511,7 @@ def explain(question: Question, least: int, most: int) -> Found | None:
     if not verdict.allowed and most + cost <= limit:
         return "refused with room", call, f"{cost} refused, though at most {most} of {limit} were counted"
     if replaced and not shown:
-        return None  # a refusal leaves what was to be replaced, so what is left says nothing about the rest
+        return None  # after a refusal the old hold stays, so the remaining units include it
     if verdict.remaining > max(0, limit - least - shown):
         detail = f"{verdict.remaining} of {limit} left, though at least {least + shown} were counted"
         return "forgotten units", call, detail
@@ -475,7 +522,7 @@ def explain(question: Question, least: int, most: int) -> Found | None:
 
 
 def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
-    """Yield a waiting time that is too short or too long, whatever the order of events."""
+    """Yield a waiting time that is too short or too long in every possible order of events."""
     call, low, high, verdict, _, _, replaced = question
     wait, limit = verdict.retry_us, verdict.limit
     if wait is None:
@@ -512,13 +559,13 @@ class Level:
 
     def __init__(self, rule: RuleSpec, charges: list[Charge]) -> None:
         self._period, self._rate = rule.period_us, max(rule.limits)
-        # What was given back, or may be lost, need not have been counted.
+        # Charges that were given back, or may be lost, need not have been counted.
         sure = [charge for charge in charges if charge.certain and charge.gone_low == NEVER]
         self._coming = sorted(sure, key=lambda charge: charge.high, reverse=True)
         self._level, self._at = 0, 0
 
     def at(self, known_by: int, moment: int) -> int:
-        """Return the level at a moment, of what was charged for sure by a time; both never go back."""
+        """Return the level at a moment from charges that are certain by `known_by`; both arguments never decrease."""
         while self._coming and self._coming[-1].high < known_by:
             charge = self._coming.pop()
             parts, late = charge.units * self._period, self._at - charge.low
@@ -530,18 +577,25 @@ class Level:
         return max(0, self._level - self._rate * (moment - self._at))
 
 
-def check_bucket(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield what cannot be explained of the decisions of a token bucket.
+def check_bucket(
+    rule: RuleSpec, charges: list[Charge], questions: list[Question], resets: list[Reset]
+) -> Iterator[Found]:
+    """Yield the violations of a token bucket.
 
     Units are reckoned in parts. A unit has as many as the period has microseconds, and as many as the limit flow out in one
     microsecond.
     """
     yield from too_many(rule, charges, questions)
-    yield from too_few(rule, charges, questions)
+    by_reset: dict[int, list[Question]] = defaultdict(list)
+    for question in questions:
+        last = max((reset.low for reset in resets if reset.certain and reset.high < question.low), default=0)
+        by_reset[last].append(question)
+    for last, some in by_reset.items():
+        yield from too_few(rule, [charge for charge in charges if charge.high >= last], some)
 
 
 def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield admissions for which there was no room, whatever the order of events, and answers with too much left."""
+    """Yield admissions and remaining units that are too high in every possible order of events."""
     period, rate = rule.period_us, max(rule.limits)
     level = Level(rule, charges)
     for question in sorted(questions, key=lambda question: question.low):
@@ -550,7 +604,7 @@ def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -
         if replaced:
             continue
         room = (verdict.limit * period - least) // period
-        if verdict.allowed and call.cost > room:
+        if verdict.allowed and call.cost > max(0, room):
             yield "too many", call, f"at least {least / period:.3f} of {verdict.limit} were counted"
         elif verdict.remaining > max(0, room - shown):
             yield (
@@ -571,7 +625,7 @@ def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -
 
 
 def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
-    """Yield refusals for which there was room, whatever the order of events, and answers with too little left."""
+    """Yield refusals and remaining units that are too low in every possible order of events."""
     period, limit = rule.period_us, min(rule.limits)
     begun = Sums((charge.low, charge.units * period) for charge in charges)
     ended = Sums((charge.high, charge.units * period) for charge in charges)

@@ -1,7 +1,7 @@
-"""What callers did and saw: the calls of a run, and what is known of the faults that happened meanwhile.
+"""The calls of a run as their callers saw them, and the faults during the run.
 
 All times are whole microseconds since the epoch, by the clock that the store counts by. A call was decided at some moment
-from its `start` to its `end`, both as its caller saw them. That is all that a checker may believe.
+from its `start` to its `end`, both as its caller saw them. A checker uses nothing else.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class HistoryCall(NamedTuple):
     """One call, as its caller saw it.
 
     Attributes:
-        worker: Which process made it; one that was started anew is another worker.
+        worker: The process that made it; a restarted process is another worker.
         number: Its number among the calls of the worker.
-        operation: hit, hits, check, record, hold, settle, confirm or renew. To release is to settle at 0.
+        operation: hit, hits, wait, check, record, hold, settle, confirm, renew or reset. To release is to settle at 0.
         limiter: Name of the limiter.
         key: Whose units.
         cost: Units asked for; of a settlement, those that are to stand.
@@ -84,7 +84,7 @@ class RuleSpec:
 
 
 class Loss(NamedTuple):
-    """A declared loss: from `at` on, the store may have forgotten what it acknowledged from `since` to `until`."""
+    """A declared loss: from `at` on, the store may have lost writes that it acknowledged from `since` to `until`."""
 
     since: int
     at: int
@@ -101,7 +101,7 @@ class Pause(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The calls of one run, and what the checker has to know of it.
+    """The calls of one run, and the facts that the checker needs.
 
     Attributes:
         limiters: The rules of each limiter.
@@ -135,7 +135,7 @@ class History:
 
 
 def save(history: History, path: Path) -> None:
-    """Write a history to a file: one line for what is known of it, then one for each call."""
+    """Write a history to a file: one line of facts, then one line for each call."""
     about = {name: getattr(history, name) for name in History.__slots__ if name != "calls"}
     about["killed"] = sorted(history.killed)
     about["limiters"] = {name: [asdict(rule) for rule in rules] for name, rules in history.limiters.items()}

@@ -1,4 +1,4 @@
-"""The stores under test, each with its servers and with what can be done to them."""
+"""The stores under test, each with its servers and faults."""
 
 from __future__ import annotations
 
@@ -21,22 +21,19 @@ from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import Kind, RedisServer, answers_ping, find_binary, find_free_port
 from tests.faults.history import Loss
 from tests.faults.proxy import FaultProxy
-from tests.faults.traffic import Subject, subjects
+from tests.faults.traffic import policy_text, subjects
 from tests.integration.redis.cluster import Cluster, running_cluster
 from tests.integration.waiting import until
 from tests.server.loopback import ServerProcess, no_room_for_files
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
-"""So that a server keeps what it has acknowledged."""
+"""Options with which a server keeps every acknowledged write."""
 
 UNREPLICATED_US = 5_000_000
 """How far a replica may be behind when it is promoted, on a busy machine."""
 
 ASYNC_COMMIT_US = 3_000_000
 """The last moments that asynchronous commit may lose: half a second, and more on a busy machine."""
-
-OTHER_LIMITS = {"log": 45, "fixed": 170}
-"""Limits of the policy that the server is told to use instead, now and then."""
 
 Fault = Callable[[random.Random], None]
 
@@ -48,11 +45,11 @@ def now_us() -> int:
 
 @dataclass
 class Place:
-    """A store that workers hammer.
+    """A store that workers call.
 
     Attributes:
-        name: What it is called.
-        urls: Where workers find it; there may be several ways to it.
+        name: Its name.
+        urls: Its URLs; some lead through a proxy.
         options: Arguments of the store.
         scale: Of the limits.
         shared: Whether workers count together.
@@ -63,7 +60,6 @@ class Place:
         deadline_us: How long a call may take by itself.
         most_at_once: How many hits at most are made at once. More would wait for each other beyond their deadline; and of a
             thousand, the one that is wrong may be where nothing is certain.
-        more_limits: Limits that calls may be decided by, besides the usual ones.
         faults: What can be done to it, by name. Each repairs what it has broken before it returns.
         losses: What it may have forgotten, as it declares.
         is_broken: Whether a server has not come back, so that it is of no use any more.
@@ -80,7 +76,6 @@ class Place:
     slack_us: int = 0
     deadline_us: int = 1_000_000
     most_at_once: int = 300
-    more_limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     is_broken: bool = False
@@ -159,7 +154,7 @@ def sentinel(load: int) -> Iterator[Place]:
             began = now_us()
             until(lambda: all(_role(server) for server in servers))
             fail_over(port, servers)
-            # Until the primary of before has been demoted, some may go on asking it; what it counts is lost.
+            # Until the old primary is demoted, some callers may still use it; its writes are lost.
             place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
 
         def stop_any(rng: random.Random) -> None:
@@ -207,15 +202,14 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "headgate.toml"
         store = store or f"sqlite:///{folder}/limits.db"
-        others: dict[str, tuple[int, ...]] = {name: (limit * load,) for name, limit in OTHER_LIMITS.items()}
-        usual, other = policy_text(store, load, {}), policy_text(store, load, others)
+        usual, other = (policy_text(store, subjects(load), others=others) for others in (False, True))
         config.write_text(usual)
         with (
             ServerProcess(config, is_logged=False) as server,
             FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
         ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
-            place = Place("server", urls, scale=load, quotas=False, more_limits=others, most_at_once=100)
+            place = Place("server", urls, scale=load, quotas=False, most_at_once=100)
 
             def reload(rng: random.Random) -> None:
                 config.write_text(rng.choice((usual, other)))
@@ -265,11 +259,11 @@ PLACES: dict[str, Callable[[int], contextlib.AbstractContextManager[Place]]] = {
 """Each with how many times as many hits are expected as without bursts; limits are larger by that."""
 
 
-# --- What can be done to servers --------------------------------------------------------------------------------------
+# --- Faults of servers ----------------------------------------------------------------------------------------------
 
 
 def server_faults(server: Any) -> dict[str, Fault]:
-    """Return what can be done to a server."""
+    """Return the faults of a server."""
     return {
         "stop the server": lambda rng: stop_server(server, rng),
         "kill the server": lambda rng: kill_server(server, rng),
@@ -277,12 +271,12 @@ def server_faults(server: Any) -> dict[str, Fault]:
 
 
 def last(rng: random.Random, shortest: float, longest: float) -> None:
-    """Let a fault, or the pause before the next one, last for some random seconds: real processes run meanwhile."""
+    """Sleep for some random seconds, in which real processes run."""
     time.sleep(rng.uniform(shortest, longest))
 
 
 def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
-    """Return what can be done to the way to a server."""
+    """Return the faults of the connections to a server."""
 
     def be(mode: Any) -> Fault:
         def fault(rng: random.Random) -> None:
@@ -300,7 +294,7 @@ def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
 
 
 def stop_server(server: Any, rng: random.Random) -> None:
-    """Let a server hang for a while, at times for longer than a deadline."""
+    """Stop a server for a while, at times for longer than a deadline."""
     server.pause()
     last(rng, 0.05, 1.5)
     server.resume()
@@ -322,7 +316,7 @@ def restart_redis(server: RedisServer) -> None:
 
 
 def fill_disk(server: RedisServer) -> None:
-    """Let a server find no room for its file, at which it gives up; then start it again."""
+    """Limit the size of a server's file until the server ends, then start it again."""
     size = max((path.stat().st_size for path in server.folder.rglob("*.aof")), default=0)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 2000, resource.RLIM_INFINITY))
     deadline = time.monotonic() + 2
@@ -333,7 +327,7 @@ def fill_disk(server: RedisServer) -> None:
 
 
 def losing(place: Place, fault: Fault, span_us: int) -> Fault:
-    """Return a fault at which the store may lose what it has counted in the last moments."""
+    """Return a fault that may lose the last writes of the store."""
 
     def declared(rng: random.Random) -> None:
         began = now_us()
@@ -404,7 +398,7 @@ def running_sentinel(primary: RedisServer) -> Iterator[int]:
 
 
 def fail_over(port: int, servers: list[RedisServer]) -> None:
-    """Have the sentinel make the replica the primary, and return when the primary of before is its replica."""
+    """Promote the replica through the Sentinel, and return when the old primary is its replica."""
     primaries = [b"role:master" in server.command("INFO", "replication") for server in servers]
     successor, before = servers[primaries.index(False)], servers[primaries.index(True)]
     with redis.Redis(port=port) as client:
@@ -418,35 +412,3 @@ def fail_over(port: int, servers: list[RedisServer]) -> None:
         until(accepts)
     until(lambda: b"role:master" in successor.command("INFO", "replication"))
     until(lambda: b"master_link_status:up" in before.command("INFO", "replication"))
-
-
-# --- Our server's policy ----------------------------------------------------------------------------------------------
-
-
-def policy_text(store: str, scale: int, others: dict[str, tuple[int, ...]]) -> str:
-    """Return a policy file with the limiters of the traffic."""
-    lines = [f'[store]\nurl = "{store}"\n']
-    for name, subject in subjects(scale).items():
-        limits = others.get(name)
-        lines.append(f"[limiters.{name}]\nrules = [{', '.join(_rules(subject, limits))}]\n")
-    return "\n".join(lines)
-
-
-def _rules(subject: Subject, limits: tuple[int, ...] | None) -> Iterator[str]:
-    for rule in subject.rules:
-        quota: Any = rule.quota if limits is None else type(rule.quota)(limits[0], rule.quota.period_us)
-        parts = {"kind": f'"{rule.kind}"', "name": f'"{rule.name}"'}
-        parts["quota"] = str(quota.limit) if rule.kind == "concurrent" else f'"{quota}"'
-        if rule.kind == "concurrent":
-            parts["lease"] = f'"{rule.quota.period_us // 1000}ms"'
-        if rule.kind == "sliding_window":
-            parts["buckets"] = str(rule.buckets)
-        if rule.scope:
-            parts["scope"] = f'"{rule.scope}"'
-        if rule.tiers:
-            tiers = (
-                f"{tier} = {own.limit if rule.kind == 'concurrent' else chr(34) + str(own) + chr(34)}"
-                for tier, own in rule.tiers.items()
-            )
-            parts["tiers"] = "{ " + ", ".join(tiers) + " }"
-        yield "{ " + ", ".join(f"{name} = {value}" for name, value in parts.items()) + " }"

@@ -1,4 +1,4 @@
-"""A way to a server that can be broken on purpose, and mends itself when it is told to."""
+"""A proxy whose connections can be broken on purpose."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Mode = Literal["forward", "lose replies", "cut halfway"]
 
 
 class FaultProxy:
-    """Forwards connections to a port of this machine, from a thread of its own.
+    """Forwards connections to a port of this machine, from a dedicated thread.
 
     Attributes:
-        port: Where it listens.
+        port: The port it listens on.
         mode: What it does with what it gets. To lose replies is to close a connection instead of handing over what the
             server answered, which is after the server has done what it was asked. To cut halfway is to hand over half of
             what a client has sent.
@@ -31,7 +31,7 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def drop_connections(self) -> None:
-        """Close all connections, whatever is under way on them."""
+        """Close all connections at once."""
         self._loop.call_soon_threadsafe(self._abort_all)
 
     def __enter__(self) -> FaultProxy:

@@ -1,112 +1,81 @@
-"""The history of one worker while it is written: a file in shared memory, so that `kill -9` loses nothing of it.
-
-A call takes one slot. It is there before the call is made, with a start and no end, and gets its end with the answer.
-"""
+"""The history of one worker while it is made: each call is written before it starts, and its outcome when it ends."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Sequence
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from struct import Struct
+from typing import Any
 
 from tests.faults.history import HistoryCall, VerdictSeen
 
-OPERATIONS = ("", "hit", "check", "record", "hold", "settle", "confirm", "renew", "hits")
-OUTCOMES = ("unknown", "admitted", "refused", "done", "nothing", "cancelled")
-MOST_RULES = 2
-SOLO = 1000
-"""Numbers of keys from here on are of one worker alone."""
-
-_BEGIN = Struct("<BHiiiq")  # limiter, key, cost, times, hold, start
-_ANSWER = Struct("<BB")  # outcome, how many rules answered
-_VERDICT = Struct("<?iiq")
-_END = Struct("<q")
-_BEGIN_AT, _ANSWER_AT = 1, 1 + _BEGIN.size
-_VERDICTS_AT = _ANSWER_AT + _ANSWER.size
-_END_AT = _VERDICTS_AT + MOST_RULES * _VERDICT.size
-_SIZE = _END_AT + _END.size
-_GAP = 256
-"""So many empty slots in a row are behind the last call; a few may be before it, of threads that were just beginning."""
+Event = Sequence[Any]
 
 
 class Recorder:
-    """Writes the calls of a worker; threads may share it."""
+    """Numbers the calls of a worker, and writes their starts and ends; threads may share it.
 
-    def __init__(self, path: Path, capacity: int) -> None:
-        self.capacity = capacity
-        with path.open("w+b") as file:
-            file.truncate(capacity * _SIZE)
-            self._memory = mmap.mmap(file.fileno(), capacity * _SIZE)
+    Args:
+        write: Writes one event.
+    """
+
+    def __init__(self, write: Callable[[Event], object]) -> None:
+        self._write = write
         self._numbers = count()
 
     def begin(
-        self, operation: int, limiter: int, key: int, cost: int, start: int, hold: int = -1, times: int = 1
+        self,
+        operation: str,
+        limiter: str,
+        key: str,
+        cost: int,
+        start: int,
+        hold: int | None = None,
+        times: int = 1,
     ) -> int:
-        """Note that a call begins, and return its number.
-
-        Raises:
-            IndexError: The file is full.
-        """
+        """Write the start of a call, and return its number."""
         number = next(self._numbers)
-        if number >= self.capacity:
-            raise IndexError("the history is full")
-        at = number * _SIZE
-        _BEGIN.pack_into(self._memory, at + _BEGIN_AT, limiter, key, cost, times, hold, start)
-        self._memory[at] = operation  # last: from here on there is a call
+        self._write(("begin", number, operation, limiter, key, cost, start, hold, times))
         return number
 
-    def finish(self, number: int, outcome: int, end: int, verdicts: Sequence[Sequence[int | None]]) -> None:
-        """Note what came of a call."""
-        at = number * _SIZE
-        for i, (allowed, limit, remaining, retry_us, *_) in enumerate(verdicts):
-            retry = -1 if retry_us is None else retry_us
-            _VERDICT.pack_into(
-                self._memory, at + _VERDICTS_AT + i * _VERDICT.size, allowed, limit, remaining, retry
-            )
-        _ANSWER.pack_into(self._memory, at + _ANSWER_AT, outcome, len(verdicts))
-        _END.pack_into(self._memory, at + _END_AT, end)
+    def finish(
+        self, number: int, outcome: str, end: int, verdicts: Sequence[Sequence[int | None]] = ()
+    ) -> None:
+        """Write the outcome of a call."""
+        self._write(("end", number, outcome, end, [tuple(fields[:4]) for fields in verdicts]))
 
     def lower(self, number: int, cost: int, times: int) -> None:
-        """Note that a call was about less than when it began."""
-        at = number * _SIZE + _BEGIN_AT
-        limiter, key, _, _, hold, start = _BEGIN.unpack_from(self._memory, at)
-        _BEGIN.pack_into(self._memory, at, limiter, key, cost, times, hold, start)
+        """Correct the cost of a call that was about fewer units than it began with."""
+        self._write(("lower", number, cost, times))
 
 
-def read_calls(
-    path: Path, worker: int, limiters: Sequence[str], *, shared: bool = True
-) -> Iterator[HistoryCall]:
-    """Yield the calls that a worker has recorded; unless workers count together, its keys are all its own."""
-    data = path.read_bytes()
-    gap = 0
-    for number, at in enumerate(range(0, len(data), _SIZE)):
-        operation = OPERATIONS[data[at]]
-        if not operation:
-            gap += 1
-            if gap == _GAP:
-                return
-            continue
-        gap = 0
-        limiter, key, cost, times, hold, start = _BEGIN.unpack_from(data, at + _BEGIN_AT)
-        (end,) = _END.unpack_from(data, at + _END_AT)
-        outcome, rules = _ANSWER.unpack_from(data, at + _ANSWER_AT) if end else (0, 0)
-        verdicts = []
-        for i in range(rules):
-            allowed, limit, left, retry = _VERDICT.unpack_from(data, at + _VERDICTS_AT + i * _VERDICT.size)
-            verdicts.append(VerdictSeen(allowed, limit, left, None if retry < 0 else retry))
-        yield HistoryCall(
-            worker,
-            number,
-            operation,
-            limiters[limiter],
-            f"k{key}" if shared and key < SOLO else f"w{worker}-{key}",
-            cost,
-            start,
-            end or None,
-            OUTCOMES[outcome],
-            tuple(verdicts),
-            None if hold < 0 else hold,
-            times,
-        )
+def file_writer(path: Path) -> Callable[[Event], object]:
+    """Return a function that appends events to a file at once, so that `kill -9` loses none of them."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    return lambda event: os.write(descriptor, json.dumps(event).encode() + b"\n")
+
+
+def read_file(path: Path, worker: int) -> list[HistoryCall]:
+    """Return the calls of a worker that wrote to a file; a last line that is incomplete is dropped."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return read_calls(map(json.loads, lines), worker)
+
+
+def read_calls(events: Iterable[Event], worker: int) -> list[HistoryCall]:
+    """Return the calls that the events of a worker describe."""
+    calls: dict[int, HistoryCall] = {}
+    for kind, number, *about in events:
+        if kind == "begin":
+            operation, limiter, key, cost, start, hold, times = about
+            calls[number] = HistoryCall(
+                worker, number, operation, limiter, key, cost, start, None, "unknown", (), hold, times
+            )
+        elif kind == "lower":
+            calls[number] = calls[number]._replace(cost=about[0], times=about[1])
+        else:
+            outcome, end, verdicts = about
+            seen = tuple(VerdictSeen(*fields) for fields in verdicts)
+            calls[number] = calls[number]._replace(outcome=outcome, end=end, verdicts=seen)
+    return list(calls.values())

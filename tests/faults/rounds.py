@@ -1,4 +1,4 @@
-"""One round: workers hammer a store while faults happen to it and to them, and then every call has to be explained."""
+"""One round: workers call a store under faults, and then the checker explains every call."""
 
 from __future__ import annotations
 
@@ -18,23 +18,20 @@ from typing import Any
 from tests.faults.checker import Violation, check
 from tests.faults.history import History, HistoryCall, Pause
 from tests.faults.places import Place, last, now_us
-from tests.faults.recording import read_calls
-from tests.faults.traffic import specs
+from tests.faults.recording import read_file
+from tests.faults.traffic import subjects
 from tests.faults.worker import Orders
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 BUSY_US = 20_000_000
-"""What a busy machine may add to a deadline."""
+"""The most that a busy machine adds to a deadline."""
 
 RELEASED_WITHIN_US = 700_000
 """A cancelled hold must be given back so soon, in the absence of faults."""
 
 PATIENCE = 300.0
-"""Seconds after which a worker that should have ended hangs."""
-
-SLOTS = 5
-"""What a burst takes in a history, at most."""
+"""Seconds after which a worker counts as hanging."""
 
 STEP_US = 1000
 """If the machine's clock was set by more than this during a round, times say nothing."""
@@ -72,7 +69,7 @@ class RunningWorker:
     path: Path
 
     def said(self, stream: str) -> str:
-        """Return the last of what it wrote to a stream."""
+        """Return the end of its output."""
         return self.path.with_suffix(stream).read_text()[-3000:]
 
 
@@ -164,7 +161,6 @@ class Round:
             actors=rng.choice((3, 8)) if is_tasks else rng.choice((2, 4)),
             calls=self.calls,
             over=str(self._over),
-            capacity=SLOTS * self.calls + 1000,
             burst=burst,
             deadline=self.deadline,
             options=place.options,
@@ -184,7 +180,7 @@ class Round:
         choice = rng.choice(["kill a worker", "stop a worker", *self.place.faults])
         workers = self._running()
         if choice == "kill a worker":
-            # One that has not begun has nothing to lose; and processes take long to start.
+            # A worker without calls has no state to lose, and processes take long to start.
             victims = [worker for worker in workers if worker.path.exists()]
             if not victims or rng.random() < 0.5:
                 return
@@ -234,11 +230,11 @@ class Round:
 
     def _history(self) -> History:
         place = self.place
-        limiters = specs(place.scale, place.more_limits)
+        limiters = {name: subject.specs() for name, subject in subjects(place.scale).items()}
         calls: list[HistoryCall] = []
         for worker in self._all:
             if worker.path.exists():
-                calls += read_calls(worker.path, worker.number, list(limiters), shared=place.shared)
+                calls += read_file(worker.path, worker.number)
         notes: dict[str, Any] = {"store": place.name, "seed": self.seed, "faults": dict(self._faults)}
         return History(
             limiters,

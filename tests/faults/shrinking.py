@@ -1,4 +1,4 @@
-"""Cuts a history that shows a violation down to the calls that matter.
+"""Reduce a history that shows a violation to the relevant calls.
 
 Calls are taken out only where that cannot make up a violation. What says that units were counted too little (too many were
 admitted) stays true without some of them, so any of those may go, a hold always with everything that ended it. What says
@@ -13,7 +13,7 @@ from tests.faults.checker import Violation, check, expiry_of
 from tests.faults.history import NEVER, History, HistoryCall
 
 NEEDS_ALL = ("refused with room", "unexplained units", "waiting too long", "never admitted")
-"""Violations that are proved by what was not counted."""
+"""Violations that need all calls that may have been counted."""
 
 Group = list[HistoryCall]
 
@@ -39,7 +39,7 @@ def shrink(history: History, violation: Violation) -> History:
 
 
 def groups_of(calls: list[HistoryCall]) -> list[Group]:
-    """Return the calls, each hold together with those that ended it, in the order of time."""
+    """Return the calls by time, each hold together with its later calls."""
     groups: dict[tuple[int, int], Group] = defaultdict(list)
     for call in sorted(calls, key=lambda call: call.start):
         groups[call.worker, call.number if call.hold is None else call.hold].append(call)

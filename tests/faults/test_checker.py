@@ -1,4 +1,4 @@
-"""The checker, on histories written by hand: what it must report, and what it must not."""
+"""The checker on histories written by hand."""
 
 from __future__ import annotations
 
@@ -370,3 +370,48 @@ def test_what_a_burst_was_refused_does_not_count() -> None:
     script.call("hits", 0, 10, "refused", 3, cost=2, times=2)
     script.call("hit", 20, 30, "refused", 3, 1)
     assert script.kinds() == ["refused with room"]
+
+
+@pytest.mark.parametrize("rule", [LOG, BUCKET])
+def test_reset_that_does_not_reset_is_reported(rule: RuleSpec) -> None:
+    limit = (rule.bursts or rule.limits)[0]
+    for after_reset, expected in ((limit - 1, []), (0, ["unexplained units"])):
+        script = Script(rule)
+        script.call("hit", 0, 5, "admitted", 0, cost=limit)
+        script.call("reset", 10, 15, "done")
+        script.call("hit", 20, 25, "admitted", after_reset)
+        assert script.kinds() == expected
+
+
+def test_reset_without_an_answer_may_or_may_not_have_been_done() -> None:
+    for left in (0, 2):
+        script = Script()
+        script.call("hit", 0, 5, "admitted", 1, cost=2)
+        script.call("reset", 10, 15, "unknown")
+        script.call("hit", 20, 25, "admitted", left)
+        assert script.kinds() == []
+
+
+def test_units_lost_without_a_reset_are_reported() -> None:
+    script = Script()
+    script.call("hit", 0, 5, "admitted", 1, cost=2)
+    script.call("reset", 30, 35, "done")
+    script.call("hit", 20, 25, "admitted", 2)
+    assert script.kinds() == ["forgotten units"]
+
+
+def test_renewal_after_a_reset_may_be_refused() -> None:
+    script = Script(PLACES)
+    hold = script.call("hold", 0, 5, "admitted", 1)
+    script.call("reset", 10, 15, "done")
+    script.call("renew", 20, 25, "refused", 2, hold=hold)
+    assert script.kinds() == []
+
+
+def test_cancelled_settlement_must_be_carried_out() -> None:
+    for left, expected in ((1, []), (0, ["unexplained units"])):
+        script = Script(PLACES)
+        hold = script.call("hold", 0, 5, "admitted", 1)
+        script.call("settle", 10, 15, "cancelled", cost=0, hold=hold)
+        script.call("hold", 200, 205, "admitted", left)
+        assert script.kinds(released_within_us=100) == expected

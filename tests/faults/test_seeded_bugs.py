@@ -8,8 +8,8 @@ import pytest
 
 from tests.faults.checker import check
 from tests.faults.history import History
-from tests.faults.recording import read_calls
-from tests.faults.traffic import specs
+from tests.faults.recording import read_file
+from tests.faults.traffic import subjects
 from tests.faults.worker import Orders, Worker
 
 SCALE = 10
@@ -24,7 +24,7 @@ HOLDING_CALLS = 60_000
 def violations(
     folder: Path, bug: str, calls: int, seed: int, *, tasks: bool = False, burst: int = 1
 ) -> set[str]:
-    """Return the kinds of what is found in the calls of one worker on a store in memory.
+    """Return the kinds of violations in the calls of one worker on a store in memory.
 
     The clock goes on by the call, and one thread or event loop makes all calls: so the same is found each time.
     """
@@ -37,14 +37,13 @@ def violations(
         tasks=tasks,
         actors=4 if tasks else 1,
         calls=calls,
-        capacity=5 * calls + 1000,
         burst=burst,
         cancels=3,
         broken=bug,
     )
     Worker(orders).run()
-    limiters = specs(orders.scale)
-    history = History(limiters, list(read_calls(path, 0, list(limiters))), released_within_us=0)
+    limiters = {name: subject.specs() for name, subject in subjects(orders.scale).items()}
+    history = History(limiters, read_file(path, 0), released_within_us=0)
     assert len(history.calls) > calls * 0.9
     return {found.kind for found in check(history)}
 

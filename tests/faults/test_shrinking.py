@@ -1,4 +1,4 @@
-"""What is left of a history when it is cut down."""
+"""Reduced histories."""
 
 from __future__ import annotations
 

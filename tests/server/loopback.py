@@ -1,4 +1,4 @@
-"""Servers on a loopback port: one in a thread of this process, and one that is a process of its own and can be killed."""
+"""Servers on a loopback port: one in a thread, and one in a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ESTABLISHED = "01"
 
 @contextlib.contextmanager
 def no_room_for_files(pid: int) -> Iterator[None]:
-    """Let a process write to no file as long as a block runs."""
+    """Prevent a process from writing files within a block."""
     usual = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, usual[1]))
     try:
@@ -80,7 +80,7 @@ class ThreadedServer:
 
     Attributes:
         live: The policy in force.
-        url: Where it listens.
+        url: Its address.
     """
 
     def __init__(self, policy: Policy, clock: Clock | None = None) -> None:
@@ -118,10 +118,10 @@ class ThreadedServer:
 
 
 class ServerProcess:
-    """Serves a policy file from a process of its own, always on the same port.
+    """Serves a policy file in a separate process, always on the same port.
 
     Attributes:
-        url: Where it listens.
+        url: Its address.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ServerProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
+        """Kill it."""
         self.signal(signal.SIGKILL)
         self._reap()
 
@@ -171,7 +171,7 @@ class ServerProcess:
         self.kill()
 
     def _has_unread_bytes(self) -> bool:
-        """Tell whether bytes have arrived on a connection that nobody has read."""
+        """Return whether a connection has unread bytes."""
         rows = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
         arrived = (row.split()[1:5] for row in rows)
         return any(

@@ -1,4 +1,4 @@
-"""A server in this process, asked without a network; and one in processes of its own."""
+"""A server in this process without a network, and one in separate processes."""
 
 from __future__ import annotations
 
@@ -130,15 +130,15 @@ try:
 except HeadgateError as error:
     sys.exit(f"headgate: {error}")
 """
-"""What the command `headgate serve` comes down to."""
+"""The command `headgate serve`."""
 
 
 class Process:
-    """A server in processes of its own.
+    """A server in separate processes.
 
     Attributes:
-        process: The one that was started.
-        url: Where it listens.
+        process: The parent process.
+        url: Its address.
     """
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
@@ -148,7 +148,7 @@ class Process:
 
     @property
     def log(self) -> str:
-        """What it has written to its log so far."""
+        """Its log."""
         return self._log.read_text()
 
     @property
@@ -196,7 +196,7 @@ def serving(folder: Path, policy: str, **arguments: object) -> Iterator[Process]
 
 
 def refusal(folder: Path, policy: str, **arguments: object) -> str:
-    """Return what a server says that does not start, which must be one line, and its exit code 1."""
+    """Return the one line that a server prints if it cannot start; its exit code must be 1."""
     config = folder / "headgate.toml"
     config.write_text(policy)
     command = [sys.executable, "-W", "error", "-c", SERVE, str(config), repr(arguments)]
@@ -217,7 +217,7 @@ def eventually(happens: Callable[[], bool], what: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process is there, and not just waiting for its parent to notice its end."""
+    """Return whether a process runs; a zombie does not."""
     stat = _stat(pid)
     return bool(stat) and stat[1] != "Z"
 

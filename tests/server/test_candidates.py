@@ -1,4 +1,4 @@
-"""Candidates: what a live rule would do with another quota."""
+"""Candidates: trials of other quotas for live rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_candidate_watches_and_refuses_nothing() -> None:
     (shadow,) = server.statistics.tick(server.live, 2).shadow
     assert (shadow.limiter, shadow.candidate_for, shadow.quota) == ("login", RULE, "3/minute")
     assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (6, 3, 1, 0)
-    assert server.live.policy.limiters["login"].shadow == ()  # what is in force is what the file says
+    assert server.live.policy.limiters["login"].shadow == ()  # the policy file applies
     await candidate(server, None)
     assert server.statistics.tick(server.live, 3).shadow == []
 
@@ -157,7 +157,7 @@ async def test_a_candidate_stays_over_a_reload_as_long_as_its_rule() -> None:
     assert server.live["login"].policy.shadow == ()
 
 
-async def test_a_candidate_for_nothing_is_said_so() -> None:
+async def test_candidate_for_an_unknown_rule_is_refused() -> None:
     server = Server()
     path = "/v1/limiters/login/candidate"
     assert "no rule 'other'" in problem(await server.post(path, {"rule": "other", "quota": "3/minute"}), 404)

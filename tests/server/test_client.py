@@ -110,7 +110,7 @@ def limiter_of(flavour: Flavour, store: ServerStore) -> Callable[..., Any]:
 async def test_a_limiter_behaves_like_one_of_its_own(
     limiter_of: Callable[..., Any], clock: FakeClock
 ) -> None:
-    """Every call on both, side by side; a memory store in this process is what it must equal."""
+    """Make every call on both; the results must equal those of a memory store in this process."""
     remote = await limiter_of("api")
     twin = AsyncLimiter(*remote.rules, clock=clock)
     keys = [{"user": user, "realm": realm} for user in ("ann", b"bob") for realm in ("north", "süd")]
@@ -254,7 +254,7 @@ async def _hit(limiter: AsyncLimiter) -> object:
 
 
 def test_one_event_loop_after_another(server: ThreadedServer) -> None:
-    """Connections of a loop end with it: what is left open would be a warning, and thereby an error here."""
+    """Connections end with their loop; an open one would be a warning, which is an error here."""
     with ServerStore(server.url, deadline=LONGEST_WAIT) as store:
         limiter = asyncio.run(store.async_limiter("race"))
         for _ in range(3):
@@ -272,9 +272,7 @@ async def test_an_application_in_this_process_needs_no_port(clock: FakeClock) ->
         assert [answer.allowed for answer in answers] == [True] * 5 + [False] * 2
 
 
-async def test_what_is_too_large_together_is_sent_one_by_one(
-    server: ThreadedServer, store: ServerStore
-) -> None:
+async def test_large_calls_are_sent_separately(server: ThreadedServer, store: ServerStore) -> None:
     limiter = await store.async_limiter("race")
     server.use(policy_of(*LIMITERS, largest_body=1024))
     assert all(await asyncio.gather(*(limiter.hit("x" * 200) for _ in range(20))))
@@ -282,7 +280,7 @@ async def test_what_is_too_large_together_is_sent_one_by_one(
         await limiter.hit("x" * 2000)
 
 
-# --- Who may ------------------------------------------------------------------------------------------------------------
+# --- Access ------------------------------------------------------------------------------------------------------------
 
 
 def tokens(**tokens: Any) -> dict[str, TokenPolicy]:
@@ -312,7 +310,7 @@ async def test_a_token_opens_what_it_may(server: ThreadedServer, flavour: Flavou
 async def test_without_its_token_there_are_no_answers(
     server: ThreadedServer, flavour: Flavour, token: str | None
 ) -> None:
-    """Also with a policy that admits in outages: this is none."""
+    """Also with a policy that admits in outages, because this is not an outage."""
     server.use(policy_of(*LIMITERS, tokens=tokens(gateway=["decide"])))
     async with ServerStore(server.url, token=token, deadline=LONGEST_WAIT) as store:
         limiter = flavour("5/minute", name="login", store=store, on_store_error="open")
@@ -381,7 +379,7 @@ def process(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 async def until_back(limiter: AnyLimiter) -> None:
-    """Return when the server answers again, whatever the policy says meanwhile."""
+    """Wait until the server answers again."""
     async with asyncio.timeout(LONGEST_WAIT):
         while True:
             try:

@@ -16,7 +16,7 @@ from headgate_server.wire import key_from
 from tests.server.support import Server, problem
 
 
-async def test_a_hit_is_answered_with_the_whole_decision() -> None:
+async def test_hit_returns_the_whole_decision() -> None:
     server = Server()
     assert await server.hit() == {
         "allowed": True,
@@ -40,7 +40,7 @@ async def test_a_hit_is_answered_with_the_whole_decision() -> None:
     }
 
 
-async def test_a_refusal_is_an_answer_and_honest_to_the_microsecond() -> None:
+async def test_refusal_has_status_200_and_exact_waiting_time() -> None:
     clock = FakeClock()
     server = Server(clock=clock)
     clock.advance_us(123_457)
@@ -55,7 +55,7 @@ async def test_a_refusal_is_an_answer_and_honest_to_the_microsecond() -> None:
     assert (await server.hit())["allowed"]
 
 
-async def test_all_rules_are_in_the_answer_and_scopes_are_counted_apart() -> None:
+async def test_response_has_all_rules_and_scopes_count_separately() -> None:
     server = Server()
     decision = await server.hit("submit", {"user": "42"}, cost=3)
     assert [result["remaining"] for result in decision["results"]] == [0, 97]
@@ -69,7 +69,7 @@ async def test_a_tier_has_its_own_limit_and_an_unknown_one_has_none() -> None:
     assert (await server.hit(tier="nobody"))["limit"] == 5
 
 
-async def test_without_a_body_worth_mentioning_defaults_apply() -> None:
+async def test_empty_body_uses_defaults() -> None:
     server = Server('[limiters.all]\nrules = [{ quota = "2/minute", scope = "*" }]')
     assert (await server.answer("/v1/limiters/all/hit"))["remaining"] == 1
     assert (await server.answer("/v1/limiters/all/hit", {"key": None, "cost": 1, "tier": None}))[
@@ -186,7 +186,7 @@ async def test_a_released_hold_leaves_nothing() -> None:
     assert (await server.hit("llm", cost=1000))["allowed"]
 
 
-async def test_a_refused_hold_is_none() -> None:
+async def test_refused_hold_has_no_id() -> None:
     server = Server()
     await server.hit("llm", cost=1000)
     held = await server.answer("/v1/limiters/llm/hold", {"key": "alice"})
@@ -199,7 +199,7 @@ async def test_names_may_be_odd() -> None:
     assert problem(await server.post("/v1/limiters/odd/n%C3%A4me/hit", {"key": "a"}), 404)
 
 
-async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
+async def test_limiters_are_listed_without_credentials() -> None:
     server = Server(
         """
         [limiters.api]
@@ -264,7 +264,7 @@ async def inspected(server: Server, key: object, **more: object) -> dict[str, di
     return {limiter["name"]: limiter for limiter in answer["limiters"]}
 
 
-async def test_text_is_every_scope_of_a_key() -> None:
+async def test_text_key_applies_to_every_scope() -> None:
     server = Server()
     await server.hit("submit", {"user": "42"}, cost=2)
     found = await inspected(server, "42")
@@ -297,7 +297,7 @@ async def test_text_is_every_scope_of_a_key() -> None:
     }
 
 
-async def test_a_mapping_says_why_it_does_not_fit_a_limiter_and_fits_the_others() -> None:
+async def test_inspect_reports_limiters_that_a_key_does_not_fit() -> None:
     server = Server()
     found = await inspected(server, {"user": "42", "realm": "north"})
     assert found["submit"]["error"] is None
@@ -305,7 +305,7 @@ async def test_a_mapping_says_why_it_does_not_fit_a_limiter_and_fits_the_others(
     assert found["login"]["results"] == []
 
 
-async def test_how_a_bucket_drains_is_seen() -> None:
+async def test_inspect_shows_a_draining_bucket() -> None:
     clock = FakeClock()
     server = Server(clock=clock)
     await server.answer("/v1/limiters/bucket/record", {"key": "alice", "cost": 25})
@@ -316,7 +316,7 @@ async def test_how_a_bucket_drains_is_seen() -> None:
     assert (state["used"], state["remaining"], state["frees_after"]) == (19, 1, 0)
 
 
-async def test_a_key_is_inspected_as_its_tier_and_override_say() -> None:
+async def test_inspect_applies_tier_and_override() -> None:
     server = Server(
         """
         [limiters.api]
@@ -333,13 +333,13 @@ async def test_a_key_is_inspected_as_its_tier_and_override_say() -> None:
     assert limits == {("bob", None): 5, ("bob", "pro"): 50, ("alice", None): 7}
 
 
-async def test_a_limit_of_nothing_frees_never() -> None:
+async def test_limit_0_has_no_waiting_time() -> None:
     server = Server('[limiters.shut]\nrules = ["0/minute"]')
     (state,) = (await inspected(server, "a"))["shut"]["results"]  # type: ignore[misc]
     assert (state["limit"], state["used"], state["frees_after"]) == (0, 0, None)
 
 
-async def test_a_store_that_is_down_is_said_where_it_matters() -> None:
+async def test_inspect_reports_a_store_that_is_down() -> None:
     server = Server(
         '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"\n'
         '[limiters.near]\nrules = ["5/minute"]'
@@ -403,7 +403,7 @@ async def test_hits_of_a_batch_are_admitted_first_come_first_served(store: str, 
         ({"operation": "reset", "limiter": "login", "key": "a", "cost": 1}, 400, "not a cost, tier or quota"),
     ],
 )
-async def test_a_bad_call_does_not_spoil_the_others(call: object, status: int, detail: str) -> None:
+async def test_invalid_call_does_not_affect_the_batch(call: object, status: int, detail: str) -> None:
     server = Server()
     good = {"operation": "hit", "limiter": "login", "key": "alice"}
     first, bad, last = (await server.answer("/v1/batch", {"calls": [good, call, good]}))["answers"]
@@ -412,7 +412,7 @@ async def test_a_bad_call_does_not_spoil_the_others(call: object, status: int, d
     assert detail in bad["body"]["detail"]
 
 
-async def test_a_long_batch_lets_others_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_batch_yields_to_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is taken for a millisecond of work."""
     milliseconds = count()
     monkeypatch.setattr(operations, "perf_counter", lambda: next(milliseconds) / 1000)
@@ -440,8 +440,8 @@ async def test_a_batch_is_bounded() -> None:
     assert (await server.answer("/v1/batch", {"calls": []})) == {"answers": []}
 
 
-async def test_a_batch_of_unknown_names_looks_for_no_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look takes time that grows with both lists of names, and everybody waits meanwhile."""
+async def test_batch_does_not_search_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search takes time that grows with both lists of names and blocks other requests."""
     monkeypatch.setattr(
         "headgate_server.operations.get_close_matches", lambda *_, **__: pytest.fail("it looks")
     )

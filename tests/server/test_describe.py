@@ -27,7 +27,7 @@ def test_a_rule_for_the_file_reads_as_the_rule(rule: str, is_shadow: bool) -> No
     assert (again.shadow if is_shadow else again.rules) == (read,)
 
 
-def test_a_limiter_says_where_the_file_has_it() -> None:
+def test_limiter_has_its_position_in_the_file() -> None:
     text = """
 [limiters.login]
 rules = [

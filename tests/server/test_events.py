@@ -109,7 +109,7 @@ async def test_a_reader_that_takes_nothing_is_dropped(monkeypatch: pytest.Monkey
     assert server.app._events._open == 0
 
 
-async def test_a_reader_that_was_slow_goes_on_with_the_newest() -> None:
+async def test_slow_client_continues_with_the_newest_tick() -> None:
     server = Server()
     reader = Reader(server)
     await reader.begin()
@@ -124,7 +124,7 @@ async def test_a_reader_that_was_slow_goes_on_with_the_newest() -> None:
     await reader.task
 
 
-async def test_streams_are_bounded_and_those_that_left_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_open_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_STREAMS", 2)
     server = Server()
     readers = [Reader(server), Reader(server)]
@@ -152,7 +152,7 @@ async def test_streams_are_bounded_when_many_open_at_once(monkeypatch: pytest.Mo
     assert server.app._events._open == 0
 
 
-async def test_a_token_that_is_taken_out_of_the_policy_ends_its_streams() -> None:
+async def test_removed_token_ends_its_streams() -> None:
     token = '[server.tokens.{0}]\nsha256 = "{1}"\nmay = ["decide"]\n'
     tokens = [token.format(name, sha256(name.encode()).hexdigest()) for name in ("stays", "goes")]
     server = Server(POLICY + "".join(tokens))
@@ -188,7 +188,7 @@ async def test_ticks_come_by_themselves_while_the_application_runs() -> None:
     await reader.task
 
 
-async def test_figures_go_on_after_a_second_that_failed(
+async def test_figures_continue_after_a_failed_second(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()

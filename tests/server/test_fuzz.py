@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is one of those that the document promises."""
+"""Any input gets a response that the OpenAPI document describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided before now: bounded, written once, and kept over restarts."""
+"""The history of decisions: bounded, encoded once, and kept over restarts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_seconds_are_bounded_in_bytes_and_written_once() -> None:
     assert history.seconds.whole() is history.seconds.whole()
 
 
-def test_what_did_nothing_takes_no_room() -> None:
+def test_idle_limiters_take_no_space() -> None:
     history = DecisionHistory()
     history.add(tick(7, busy=Figures(3, 2, 1, 1), idle=Figures()))
     assert history.seconds.whole() == b'{"ticks":[{"time":7,"limiters":{"busy":[3,2,1,1]}}]}'
@@ -72,7 +72,7 @@ def test_a_tick_after_missing_ones_is_about_their_seconds_too() -> None:
     assert hour.steps[0].seconds == 60
 
 
-def test_steps_that_are_too_old_go_even_after_a_pause() -> None:
+def test_old_steps_are_dropped_after_a_pause() -> None:
     history = DecisionHistory()
     history.add(tick(0, login=Figures(1)))
     history.add(tick(3_600, login=Figures(1)))
@@ -106,7 +106,7 @@ def test_a_file_from_the_future_leaves_the_order(tmp_path: Path) -> None:
     assert seconds(after) == [100, 200]
 
 
-def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
+def test_history_survives_a_restart(tmp_path: Path) -> None:
     before, after = DecisionHistory(), DecisionHistory()
     before.keep_in(tmp_path / "history")
     before.add(tick(120, login=Figures(4, 1)))
@@ -120,9 +120,7 @@ def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["history"]
 
 
-def test_a_file_that_cannot_be_used_is_said_once_and_no_harm(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_file_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "history").write_bytes(b"something else")
     history = DecisionHistory()
     with caplog.at_level(logging.WARNING):
@@ -138,7 +136,7 @@ def test_a_file_that_cannot_be_used_is_said_once_and_no_harm(
     assert (tmp_path / "missing" / "history").exists()
 
 
-async def test_the_api_tells_ranges() -> None:
+async def test_api_returns_ranges() -> None:
     server = Server()
     await server.hit()
     await server.app._tick(600)

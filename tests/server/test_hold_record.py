@@ -76,7 +76,8 @@ def test_claims_are_unique() -> None:
 
 
 @given(texts)
-def test_ids_fit_into_a_path_and_hint_at_the_limiter(limiter: str) -> None:
+def test_ids_are_unique_fit_into_a_path_and_hint_at_the_limiter(limiter: str) -> None:
     hold_id = new_id(limiter)
     assert is_id(hold_id)
+    assert hold_id != new_id(limiter)
     assert hold_id.endswith(limiter_hint(limiter))

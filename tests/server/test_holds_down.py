@@ -1,4 +1,4 @@
-"""The hold book when a store is down: what it still answers, whom it asks, and what it never gives back twice."""
+"""Holds while a store is down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nowhere() -> RedisStore:
 # --- Holds that only this process knows -------------------------------------------------------------------------------
 
 
-async def test_a_hold_by_policy_is_settled_where_it_was_taken() -> None:
+async def test_degraded_hold_is_settled_by_its_worker() -> None:
     async with nowhere() as store:
         limiter = AsyncLimiter("10/minute", name="llm", store=store, on_store_error=local(share=0.5))
         book = HoldBook({"llm": limiter})
@@ -48,7 +48,7 @@ async def test_a_hold_by_policy_is_settled_where_it_was_taken() -> None:
         assert (await limiter.check("alice", 0)).remaining == 4
 
 
-async def test_a_hold_by_policy_that_counts_nowhere_has_an_id_too() -> None:
+async def test_degraded_hold_without_counts_has_an_id() -> None:
     async with nowhere() as store:
         book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
         decision, hold_id, expires_after = await book.take("llm", "alice", 4)
@@ -58,7 +58,7 @@ async def test_a_hold_by_policy_that_counts_nowhere_has_an_id_too() -> None:
         assert await book.finish(hold_id, 4) == SettleResult("llm", 4, 9, first=False, degraded=True)
 
 
-async def test_a_policy_may_refuse_or_raise_instead() -> None:
+async def test_policy_closed_refuses_and_raise_raises() -> None:
     async with nowhere() as store:
         policies: tuple[OnStoreError, ...] = ("closed", "raise")
         refusing, raising = (
@@ -71,7 +71,7 @@ async def test_a_policy_may_refuse_or_raise_instead() -> None:
             await raising.take("llm", "alice", 4)
 
 
-async def test_other_workers_do_not_know_it() -> None:
+async def test_degraded_hold_is_unknown_to_other_workers() -> None:
     with RedisServer() as server:
         server.kill()
         async with RedisStore(server.url, deadline=5) as store, RedisStore(server.url, deadline=5) as other:
@@ -89,7 +89,7 @@ async def test_other_workers_do_not_know_it() -> None:
             assert (await books[0].finish(hold_id, 4)).first
 
 
-async def test_it_is_forgotten_in_the_end() -> None:
+async def test_degraded_hold_expires() -> None:
     clock = FakeClock()
     async with nowhere() as store:
         limiter = AsyncLimiter("10/minute", name="llm", store=store, on_store_error=local(share=0.5))
@@ -106,7 +106,7 @@ async def test_it_is_forgotten_in_the_end() -> None:
             await book.finish(hold_id, 4)
 
 
-async def test_there_is_room_for_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_degraded_holds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_holds, "MAX_OPEN", 3)
     async with nowhere() as store:
         book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
@@ -194,7 +194,7 @@ def cut_off_after_note(store: FarMemory) -> None:
     store.note = note_and_go  # type: ignore[method-assign]
 
 
-async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(far: FarMemory, later: Later) -> None:
+async def test_store_that_is_down_is_called_only_by_probes(far: FarMemory, later: Later) -> None:
     limiter, book, hold_id = await taken(far)
     far.is_down = True
     far.asked = 0
@@ -210,7 +210,7 @@ async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(far: Far
     assert far.asked == 2
 
 
-async def test_settling_alone_brings_a_store_back(far: FarMemory, later: Later) -> None:
+async def test_settle_works_again_after_a_probe(far: FarMemory, later: Later) -> None:
     limiter, book, hold_id = await taken(far)
     far.is_down = True
     with pytest.raises(StoreUnavailable):
@@ -222,14 +222,14 @@ async def test_settling_alone_brings_a_store_back(far: FarMemory, later: Later) 
     assert (await limiter.check("alice", 0)).remaining == 700
 
 
-async def test_a_hold_is_not_unknown_because_its_store_is_down(far: FarMemory) -> None:
+async def test_hold_is_not_unknown_while_its_store_is_down(far: FarMemory) -> None:
     _, book, _ = await taken(far)
     far.is_down = True
     with pytest.raises(StoreUnavailable):
         await book.finish(new_id("llm"), 0)
 
 
-async def test_the_store_of_other_limiters_keeps_nobody_from_settling(far: FarMemory) -> None:
+async def test_outage_of_another_store_does_not_prevent_settling(far: FarMemory) -> None:
     near = MemoryStore()
     book = HoldBook(
         {
@@ -245,9 +245,7 @@ async def test_the_store_of_other_limiters_keeps_nobody_from_settling(far: FarMe
         await book.finish(new_id("llm"), 0)
 
 
-async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(
-    far: FarMemory, later: Later
-) -> None:
+async def test_units_stay_counted_if_the_store_fails_after_the_claim(far: FarMemory, later: Later) -> None:
     limiter, book, hold_id = await taken(far)
     cut_off_after_note(far)
     assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
@@ -257,9 +255,7 @@ async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(
     assert (await limiter.check("alice", 0)).remaining == 200
 
 
-async def test_units_above_a_hold_that_cannot_be_recorded_after_the_claim_are_mentioned(
-    far: FarMemory, later: Later
-) -> None:
+async def test_excess_is_degraded_if_the_store_fails_after_the_claim(far: FarMemory, later: Later) -> None:
     limiter, book, hold_id = await taken(far)
     cut_off_after_note(far)
     assert await book.finish(hold_id, 900) == SettleResult("llm", 800, 900, first=True, degraded=True)
@@ -268,7 +264,7 @@ async def test_units_above_a_hold_that_cannot_be_recorded_after_the_claim_are_me
     assert (await limiter.check("alice", 0)).remaining == 200
 
 
-async def test_units_of_changed_rules_that_cannot_be_given_back_are_mentioned(
+async def test_failed_refund_of_changed_rules_is_logged(
     far: FarMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, hold_id = await taken(far)

@@ -41,12 +41,12 @@ async def take(book: HoldBook, tokens: int = 800, key: str = "alice") -> str:
 
 
 async def left_on(store: NotingStore, key: str = "alice") -> list[int]:
-    """Return what each rule has left."""
+    """Return the remaining units of each rule."""
     decision = await AsyncLimiter(*RULES, name="llm", store=store).check(key, 0)
     return [result.remaining for result in decision.results]
 
 
-async def test_of_racing_confirms_one_moves_the_units_and_all_return_it(open_store: OpenStore) -> None:
+async def test_one_of_racing_confirms_moves_the_units_and_all_return_it(open_store: OpenStore) -> None:
     store = open_store()
     books = [book_on(store), book_on(open_store())]
     for number in range(5):
@@ -60,7 +60,7 @@ async def test_of_racing_confirms_one_moves_the_units_and_all_return_it(open_sto
         assert (await books[1].finish(hold_id, 0)).first is False
 
 
-async def test_of_racing_confirms_that_are_refused_none_is_admitted(open_store: OpenStore) -> None:
+async def test_racing_confirms_are_all_refused(open_store: OpenStore) -> None:
     store = open_store()
     books = [book_on(store), book_on(open_store())]
     hold_id = await take(books[0])
@@ -72,7 +72,7 @@ async def test_of_racing_confirms_that_are_refused_none_is_admitted(open_store: 
     assert await books[1].confirm(hold_id, {"tokens": 700})
 
 
-async def test_a_release_beside_a_confirm_is_told_what_stands(open_store: OpenStore) -> None:
+async def test_concurrent_release_and_confirm_agree(open_store: OpenStore) -> None:
     store = open_store()
     books = [book_on(store), book_on(open_store())]
     for number in range(5):
@@ -97,7 +97,7 @@ async def test_a_renewed_hold_keeps_its_id(open_store: OpenStore) -> None:
     assert await left_on(store) == [9, 700, 3]
 
 
-async def test_a_renewal_beside_a_release_leaves_no_place_taken(open_store: OpenStore) -> None:
+async def test_concurrent_renewal_and_release_free_the_place(open_store: OpenStore) -> None:
     store = open_store()
     books = [book_on(store), book_on(open_store())]
     for number in range(10):
@@ -108,7 +108,7 @@ async def test_a_renewal_beside_a_release_leaves_no_place_taken(open_store: Open
         assert await left_on(store, key) == [10, 1000, 3]
 
 
-async def test_renewals_keep_an_id_good_for_longer_than_its_note_was_kept() -> None:
+async def test_renewals_extend_the_lifetime_of_an_id() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     book = HoldBook({"a": AsyncLimiter(concurrent(1, lease="60s"), name="a", store=store)}, clock=clock)
@@ -164,7 +164,7 @@ async def killed_in_between(place: Place, hold_id: str, clock: FakeClock) -> Non
     assert process.exitcode == -signal.SIGKILL
 
 
-async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
+async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
     place: Place, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not place.is_shared:
@@ -186,7 +186,7 @@ async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
     assert await left_on(store) == [8, 200, 2]
 
 
-async def test_a_hold_whose_move_was_lost_gives_nothing_back(open_store: OpenStore) -> None:
+async def test_hold_gives_nothing_back_after_a_lost_confirmation(open_store: OpenStore) -> None:
     store, clock = open_store(), FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
@@ -198,8 +198,8 @@ async def test_a_hold_whose_move_was_lost_gives_nothing_back(open_store: OpenSto
     assert await left_on(store) == [9, 600, 2]
 
 
-async def test_a_move_that_was_slow_and_not_lost_is_admitted_all_the_same(open_store: OpenStore) -> None:
-    """Its units count, and those that another call took meanwhile: rather too few are admitted than too many."""
+async def test_slow_confirmation_is_still_admitted(open_store: OpenStore) -> None:
+    """Its units count, and so do those of the call that overtook it: too few are admitted rather than too many."""
     store, clock = open_store(), FakeClock()
     book, other = book_on(store, clock), book_on(open_store(), clock)
     hold_id = await take(book, 400)

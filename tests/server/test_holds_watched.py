@@ -1,14 +1,12 @@
-"""What hooks hear of holds that live in a store: over all workers together, the units of open holds add up."""
+"""Hooks of holds with a record: the units of open holds add up over all workers."""
 
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from headgate import AsyncLimiter, Decision, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
-from headgate.observe.prometheus import PrometheusHook
 from headgate.testing import FakeClock
 from headgate_server.holds import HoldBook, book, open_holds
 from headgate_server.holds.stored import MARGIN
@@ -31,7 +29,7 @@ class HeldUnits(Hook):
 
 
 class Worker:
-    """A book with hooks of its own."""
+    """A book with separate hooks."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock, run: str = "") -> None:
         self.hook = HeldUnits()
@@ -90,7 +88,7 @@ async def test_units_are_held_until_they_are_settled(worker: Worker) -> None:
     assert (worker.hook.held, worker.hook.ends) == (0, [300])
 
 
-async def test_units_that_another_worker_settles_add_up_to_none(
+async def test_held_units_sum_to_0_when_another_worker_settles(
     worker: Worker, other: Worker, clock: FakeClock
 ) -> None:
     hold_id = await worker.take()
@@ -103,7 +101,7 @@ async def test_units_that_another_worker_settles_add_up_to_none(
     assert (worker.hook.ends, other.hook.ends) == ([], [300])
 
 
-async def test_units_that_were_held_before_a_restart_are_not_counted_after_it(
+async def test_holds_from_before_a_restart_are_not_subtracted(
     worker: Worker, store: FlakyStore, clock: FakeClock
 ) -> None:
     hold_id = await worker.take()
@@ -112,9 +110,7 @@ async def test_units_that_were_held_before_a_restart_are_not_counted_after_it(
     assert (restarted.hook.held, restarted.hook.ends) == (0, [])
 
 
-async def test_whoever_is_told_that_another_was_first_says_nothing_more(
-    worker: Worker, other: Worker
-) -> None:
+async def test_late_settle_calls_no_hooks(worker: Worker, other: Worker) -> None:
     hold_id = await worker.take()
     await other.book.finish(hold_id, 300)
     assert not (await worker.book.finish(hold_id, 0)).first
@@ -122,7 +118,7 @@ async def test_whoever_is_told_that_another_was_first_says_nothing_more(
     assert worker.book._watched.get(hold_id) is None
 
 
-async def test_units_that_nobody_settles_are_let_go_when_nobody_can(worker: Worker, clock: FakeClock) -> None:
+async def test_expired_hold_is_subtracted(worker: Worker, clock: FakeClock) -> None:
     await worker.take()
     clock.advance(UNTIL_DUE - 120)
     await worker.book.tidy()
@@ -133,7 +129,7 @@ async def test_units_that_nobody_settles_are_let_go_when_nobody_can(worker: Work
     assert (worker.hook.held, worker.hook.ends) == (0, [None])
 
 
-async def test_units_of_a_limiter_that_is_gone_are_let_go(worker: Worker, clock: FakeClock) -> None:
+async def test_expired_hold_of_a_removed_limiter_is_subtracted(worker: Worker, clock: FakeClock) -> None:
     await worker.take()
     worker.live.clear()
     clock.advance(UNTIL_DUE)
@@ -141,7 +137,7 @@ async def test_units_of_a_limiter_that_is_gone_are_let_go(worker: Worker, clock:
     assert (worker.hook.held, worker.hook.ends) == (0, [None])
 
 
-async def test_a_store_that_is_down_is_asked_again_later(
+async def test_expired_holds_wait_while_the_store_is_down(
     worker: Worker, other: Worker, store: FlakyStore, clock: FakeClock
 ) -> None:
     settled = await worker.take(1)
@@ -158,17 +154,17 @@ async def test_a_store_that_is_down_is_asked_again_later(
     assert worker.book._watched.due(clock.now_us()) == []
 
 
-async def test_a_hold_that_could_not_be_noted_is_over(worker: Worker, store: FlakyStore) -> None:
+async def test_hold_without_a_record_is_subtracted(worker: Worker, store: FlakyStore) -> None:
     store.is_down = True
     with pytest.raises(StoreUnavailable):
         await worker.take()
     assert (worker.hook.held, worker.hook.ends) == (0, [0])
 
 
-async def test_there_is_room_for_so_many(
+async def test_number_of_watched_holds_is_bounded(
     worker: Worker, other: Worker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is beyond that is not counted as open, and not counted as settled later."""
+    """More holds are counted neither as open nor, later, as settled."""
     monkeypatch.setattr(open_holds, "MAX_OPEN", 2)
     ids = [await worker.take(cost) for cost in (1, 10, 100, 1000)]
     assert worker.hook.held == 11
@@ -180,7 +176,7 @@ async def test_there_is_room_for_so_many(
     assert worker.hook.held + other.hook.held == 0
 
 
-async def test_room_is_made_by_those_that_others_have_settled(
+async def test_holds_that_other_workers_settled_make_room(
     worker: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_holds, "MAX_OPEN", 4)
@@ -191,14 +187,3 @@ async def test_room_is_made_by_those_that_others_have_settled(
         await worker.book.tidy()
     assert worker.book._watched.get(ids[3]) is None
     assert worker.hook.held + other.hook.held == 3
-
-
-async def test_the_metric_shows_the_units_of_open_holds() -> None:
-    registry = CollectorRegistry()
-    limiter = AsyncLimiter("1000/hour", name="llm", store=MemoryStore(), hooks=[PrometheusHook(registry)])
-    book = HoldBook({"llm": limiter})
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
-    assert registry.get_sample_value("headgate_held_units", {"limiter": "llm"}) == 800
-    await book.finish(hold_id, 300)
-    assert registry.get_sample_value("headgate_held_units", {"limiter": "llm"}) == 0

@@ -58,7 +58,7 @@ async def http_server_of(server: Server) -> AsyncIterator[int]:
         yield port
 
 
-async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_head_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -67,7 +67,7 @@ async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPa
         writer.close()
 
 
-async def test_a_connection_on_which_nothing_arrives_is_not_waited_for(
+async def test_silent_connection_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
@@ -77,7 +77,7 @@ async def test_a_connection_on_which_nothing_arrives_is_not_waited_for(
         writer.close()
 
 
-async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
+async def test_unread_rest_of_a_body_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every byte of it ends uvicorn's own timer for idle connections."""
@@ -91,7 +91,7 @@ async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
         writer.close()
 
 
-async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_complete_request_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -103,7 +103,7 @@ async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest
         writer.close()
 
 
-async def test_heads_on_one_connection_are_bounded_each() -> None:
+async def test_each_head_of_a_connection_is_bounded() -> None:
     async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         filler = b"X-Filler: " + b"x" * 20_000
@@ -172,8 +172,8 @@ async def test_pipelined_requests_are_all_answered_in_order() -> None:
     assert remaining == [5 - number % 5 for number in range(50)]
 
 
-async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a client that pipelines and never reads: what it has sent stays bytes, and reading from it stops."""
+async def test_pipeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that pipelines and never reads: its input is not parsed further, and reading stops."""
     server, let_go = Server(), asyncio.Event()
 
     async def never(*_: Any) -> None:
@@ -207,7 +207,7 @@ def connection_of(server: Server, state: ServerState) -> tuple[BoundedProtocol, 
     return connection, transport
 
 
-async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
+async def test_pipelining_connection_does_not_starve_others() -> None:
     state = ServerState()
     connection, transport = connection_of(Server(), state)
     connection.data_received(HEALTH * 1000)
@@ -223,7 +223,7 @@ async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
     assert transport.write.call_count <= 1000 / MAX_AT_ONCE + 1
 
 
-async def test_answers_on_many_connections_in_one_turn_are_all_written() -> None:
+async def test_responses_of_one_iteration_are_all_written() -> None:
     server, state = Server(), ServerState()
     many = [connection_of(server, state) for _ in range(3 * MAX_UNFLUSHED)]
     for _ in range(2):
@@ -259,7 +259,7 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
         assert runner.run(turns_to_accept(200)) < 50
 
 
-async def test_a_worker_leaves_clients_that_wait_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_leaves_waiting_clients_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "OTHER_WORKERS_SECONDS", 3600.0)
     server, listener, has_started = Server(), listen("127.0.0.1", 0), asyncio.Event()
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
@@ -284,7 +284,7 @@ async def test_a_worker_leaves_clients_that_wait_to_the_others(monkeypatch: pyte
     await task
 
 
-async def test_clients_that_are_not_yet_accepted_when_it_stops_are_answered() -> None:
+async def test_waiting_clients_are_answered_at_stop() -> None:
     server = Server()
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
@@ -304,10 +304,8 @@ async def test_clients_that_are_not_yet_accepted_when_it_stops_are_answered() ->
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_clients_that_connect_together_leave_files_for_stores(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    """Those that were accepted in one turn of the event loop, and those that make room for them, are all open."""
+def test_many_clients_leave_files_for_stores(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """New connections and those that make room for them are open at the same time."""
     monkeypatch.setattr(cap, "_open_files", lambda: 256)
     accept, seen = socket.socket.accept, list[int]()
 
@@ -333,7 +331,7 @@ def test_clients_that_connect_together_leave_files_for_stores(
         runner.run(serve_all(400))
 
 
-async def test_without_files_nothing_is_accepted_for_a_while(
+async def test_accepting_pauses_without_free_files(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_server, "ACCEPT_PAUSE_SECONDS", 0.01)
@@ -355,7 +353,7 @@ async def test_without_files_nothing_is_accepted_for_a_while(
     ("fields", "status"),
     [(b"", b"400"), (b"Host: localhost\r\nHost: localhost\r\n", b"400"), (b"Host: localhost\r\n", b"200")],
 )
-async def test_a_request_has_one_host(fields: bytes, status: bytes) -> None:
+async def test_request_needs_one_host_field(fields: bytes, status: bytes) -> None:
     """RFC 9112, section 3.2."""
     async with http_server_of(Server()) as port:
         decide = b"GET /healthz HTTP/1.1\r\n%bConnection: close\r\n\r\n" % fields
@@ -375,7 +373,7 @@ async def answers_of(port: int, *sent: bytes) -> bytes:
 
 
 def slow_health(server: Server, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Let answers wait for an event that is returned."""
+    """Delay responses until the returned event is set."""
     let_go, answer = asyncio.Event(), server.app._answer
 
     async def slow(*arguments: Any) -> Any:
@@ -394,7 +392,7 @@ def slow_health(server: Server, monkeypatch: pytest.MonkeyPatch) -> asyncio.Even
         (b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + b"no chunk\r\n", b"400"),
     ],
 )
-async def test_what_is_no_request_is_answered_in_its_turn(
+async def test_invalid_request_is_answered_in_order(
     behind: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
@@ -413,15 +411,15 @@ async def test_what_is_no_request_is_answered_in_its_turn(
         assert [each[:3] for each in (await answers).split(b"HTTP/1.1 ")[1:]] == [b"200", status]
 
 
-async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
+async def test_invalid_body_ends_only_its_request() -> None:
     async with http_server_of(Server()) as port:
         head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
         answers = await answers_of(port, head + b"1\r\n{\r\n", b"no chunk\r\n")
         assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"400"]
 
 
-async def test_a_body_that_is_too_large_may_be_there_at_once() -> None:
-    """As when the end of the head arrives with the body; there is no task yet that could have a time-out."""
+async def test_large_body_in_one_piece_is_refused() -> None:
+    """Head and body arrive together, so no task with a timeout runs yet."""
     server = Server(POLICY + "[server]\nlargest_body = 100")
     connection, transport = connection_of(server, ServerState())
     head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
@@ -433,7 +431,7 @@ async def test_a_body_that_is_too_large_may_be_there_at_once() -> None:
     assert transport.write.call_args.args[0].split()[1] == b"413"
 
 
-async def test_nothing_is_written_into_an_answer_that_has_begun() -> None:
+async def test_started_response_is_not_corrupted() -> None:
     async with (
         http_server_of(Server()) as port,
         asyncio.timeout(READ_SECONDS),
@@ -445,8 +443,8 @@ async def test_nothing_is_written_into_an_answer_that_has_begun() -> None:
         assert b"HTTP/1.1" not in await reader.read()
 
 
-async def test_trailers_are_no_header_fields() -> None:
-    """They come behind what a proxy has looked at."""
+async def test_trailers_are_not_header_fields() -> None:
+    """A proxy has not checked them."""
     body = b'b\r\n{"key":"a"}\r\n0\r\n%b\r\n\r\n'
     async with http_server_of(Server()) as port:
         hit = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + body
@@ -468,10 +466,10 @@ async def test_trailers_are_bounded(piece: bytes) -> None:
 
 
 @pytest.mark.parametrize("complete", [1, 2])
-async def test_requests_before_one_that_is_cut_off_are_answered(
+async def test_requests_before_a_truncated_one_are_answered(
     monkeypatch: pytest.MonkeyPatch, complete: int
 ) -> None:
-    """Also if the first has to wait for its store when the client has ended in the middle of the last."""
+    """Also if the first waits for its store when the input ends in the middle of the last."""
     server, state = Server(), ServerState()
     let_go = slow_health(server, monkeypatch)
     connection, transport = connection_of(server, state)
@@ -488,7 +486,7 @@ async def test_requests_before_one_that_is_cut_off_are_answered(
 
 
 @pytest.mark.parametrize("version", [b"1.0\r\nConnection: keep-alive", b"1.1\r\nConnection: close"])
-async def test_what_comes_behind_the_last_request_is_not_answered(version: bytes) -> None:
+async def test_input_after_the_last_request_is_ignored(version: bytes) -> None:
     server = Server()
     first = request_with_body(b'{"key":"a"}').replace(b"1.1", version)
     async with http_server_of(server) as port:
@@ -498,7 +496,7 @@ async def test_what_comes_behind_the_last_request_is_not_answered(version: bytes
         assert json.loads(answers.split(b"\r\n\r\n")[1])["remaining"] == 3
 
 
-async def test_a_client_that_sends_no_more_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_closed_client_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     let_go = slow_health(server, monkeypatch)
     has_ended, eof_received = asyncio.Event(), BoundedProtocol.eof_received
@@ -520,7 +518,7 @@ async def test_a_client_that_sends_no_more_is_answered(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("requests", [1, 10 * MAX_AT_ONCE])
-def test_a_client_that_sends_no_more_before_it_is_accepted_is_answered(requests: int) -> None:
+def test_client_that_half_closes_before_accept_is_answered(requests: int) -> None:
     """With uvloop the end is read before the answers are written, and although reading was paused."""
 
     async def answers() -> bytes:
@@ -537,7 +535,7 @@ def test_a_client_that_sends_no_more_before_it_is_accepted_is_answered(requests:
         assert runner.run(answers()).count(b"HTTP/1.1 200 ") == requests
 
 
-async def test_a_request_for_another_protocol_keeps_its_body() -> None:
+async def test_upgrade_request_keeps_its_body() -> None:
     """Java's client asks for HTTP/2 with every first request."""
     upgrade = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA"
     hit = request_with_body(b'{"key":"a"}').replace(b"\r\n\r\n", upgrade + b"\r\n\r\n")
@@ -549,7 +547,7 @@ async def test_a_request_for_another_protocol_keeps_its_body() -> None:
         assert b" 400 " in await answers_of(port, b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
 
-async def test_a_request_for_another_protocol_keeps_its_version() -> None:
+async def test_upgrade_request_keeps_its_version() -> None:
     """The answer to one of HTTP/1.0 ends the connection, and has no chunks."""
     decide = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     async with http_server_of(Server()) as port:
@@ -561,7 +559,7 @@ async def test_a_request_for_another_protocol_keeps_its_version() -> None:
             assert b"chunked" not in await reader.readuntil(b"\r\n\r\n")
 
 
-async def test_a_client_that_still_sends_its_body_can_read_the_answer() -> None:
+async def test_client_that_still_sends_can_read_the_response() -> None:
     """A connection that is closed under what arrives is reset, and the answer lost with it."""
     async with (
         http_server_of(Server()) as port,
@@ -576,7 +574,7 @@ async def test_a_client_that_still_sends_its_body_can_read_the_answer() -> None:
         await reader.read()
 
 
-async def test_a_refused_body_that_was_not_asked_for_ends_the_connection() -> None:
+async def test_refused_body_with_expect_ends_the_connection() -> None:
     """The client may send it or not; what follows could be taken for it."""
     refused = (
         b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
@@ -587,7 +585,7 @@ async def test_a_refused_body_that_was_not_asked_for_ends_the_connection() -> No
         assert b"\r\nconnection: close\r\n" in answer
 
 
-async def test_http_1_0_gets_neither_chunks_nor_interim_answers() -> None:
+async def test_http_1_0_gets_no_chunks_and_no_interim_responses() -> None:
     async with (
         http_server_of(Server()) as port,
         asyncio.timeout(READ_SECONDS),
@@ -600,7 +598,7 @@ async def test_http_1_0_gets_neither_chunks_nor_interim_answers() -> None:
         assert (await answers_of(port, hit[:-5], hit[-5:])).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_reader_that_takes_nothing_is_cut(
+async def test_client_that_does_not_read_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.0)
@@ -615,7 +613,7 @@ async def test_a_reader_that_takes_nothing_is_cut(
     assert caplog.messages == []
 
 
-async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cap, "MAX_CONNECTIONS", 3)
     async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         first, second, _ = [
@@ -627,8 +625,8 @@ async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.Mon
         assert await first[0].read() == b""  # it had waited for longest
 
 
-def test_an_answer_is_written_before_its_connection_makes_room() -> None:
-    """Both in one turn of the event loop, in which uvloop has not yet written what it was given."""
+def test_response_is_written_before_its_connection_is_cut() -> None:
+    """Both in one iteration of the event loop, before uvloop has written its buffer."""
 
     async def answers() -> bytes:
         async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
@@ -678,7 +676,7 @@ async def test_the_cap_leaves_files_for_stores(monkeypatch: pytest.MonkeyPatch) 
     assert ConnectionCap().limit == MAX_CONNECTIONS
 
 
-async def test_when_it_stops_every_answer_ends_its_connection() -> None:
+async def test_responses_at_stop_end_their_connection() -> None:
     """Connections that are kept alive are not closed under a request that was just sent."""
     async with (
         started(Server()) as (running, listener, port),
@@ -699,7 +697,7 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
             assert b"connection: close" in answer
 
 
-async def test_requests_that_never_end_are_cut_off_and_the_log_says_so(
+async def test_endless_requests_are_cut_off_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
@@ -712,7 +710,7 @@ async def test_requests_that_never_end_are_cut_off_and_the_log_says_so(
     assert caplog.messages == ["1 requests did not end within 0.1 s and are cut off"]
 
 
-async def test_a_request_whose_client_has_left_is_finished_when_it_stops(
+async def test_request_of_a_disconnected_client_is_finished_at_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may settle a hold."""
@@ -734,7 +732,7 @@ async def test_a_request_whose_client_has_left_is_finished_when_it_stops(
     assert has_ended.is_set()
 
 
-async def test_requests_that_a_forced_stop_does_not_wait_for_are_cancelled(
+async def test_forced_stop_cancels_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, has_begun, seen = Server(), asyncio.Event(), list[type[BaseException]]()
@@ -758,7 +756,7 @@ async def test_requests_that_a_forced_stop_does_not_wait_for_are_cancelled(
     assert seen == [asyncio.CancelledError]
 
 
-async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
+async def test_body_is_not_counted_to_the_next_head() -> None:
     state = ServerState()
     connection, transport = connection_of(Server(), state)
     body = b'{"key": "a"}'.ljust(40_000)
@@ -780,10 +778,10 @@ async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_reader_that_was_dropped_is_cut_off(
+async def test_slow_event_client_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its connection is aborted, although what was written before has not been taken."""
+    """Its connection is aborted, although the client has not read everything."""
     caplog.set_level(logging.INFO, "headgate")
     server, dropped = Server(), asyncio.Event()
     send_stream = server.app._stream
@@ -807,7 +805,7 @@ async def test_a_reader_that_was_dropped_is_cut_off(
         server.app._events.publish(tick)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n")
-        # Nothing more is read until the server has given up; then there is no end of the stream, only of the connection.
+        # Nothing is read until the server gives up; then the connection ends without the end of the stream.
         await dropped.wait()
         received = await reader.read()
         writer.close()
@@ -816,7 +814,7 @@ async def test_a_reader_that_was_dropped_is_cut_off(
     assert caplog.messages == ["dropped a client of /v1/events that read nothing for 0.5 s"]
 
 
-async def test_signals_are_handled_only_while_it_serves() -> None:
+async def test_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     async with http_server_of(Server()):
         assert signal.getsignal(signal.SIGTERM) != before

@@ -57,7 +57,7 @@ async def test_a_hold_sent_again_is_the_same_hold() -> None:
     assert await used(server) == 4
 
 
-async def test_what_is_refused_or_wrong_stays_so() -> None:
+async def test_refusals_and_errors_are_replayed() -> None:
     server = Server()
     for _ in range(2):
         assert problem(await hit(server, 6), 422).startswith("a cost of 6")
@@ -68,7 +68,7 @@ async def test_what_is_refused_or_wrong_stays_so() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "two words", "x" * 256])
-async def test_what_is_no_key_is_said(key: str) -> None:
+async def test_invalid_idempotency_key_is_refused(key: str) -> None:
     server = Server()
     answer = await server.post("/v1/limiters/login/hit", {"key": "alice"}, headers={"Idempotency-Key": key})
     assert "1 to 255 visible" in problem(answer, 400)
@@ -123,14 +123,16 @@ async def test_a_call_whose_outcome_is_unknown_is_not_made_again(
     assert (first.value.status, second.value.status, work.made) == (503, 409, 1)
 
 
-async def test_a_key_is_forgotten_in_the_end(place: Place, open_store: OpenStore) -> None:
+async def test_idempotency_key_expires(place: Place, open_store: OpenStore) -> None:
     store, calls, work = open_store(), IdempotentCalls(problem_from), Work()
     await made(calls, store, work)
     place.let_notes_expire()
     assert await made(calls, store, work) == b'{"made":2}'
 
 
-async def test_a_caller_has_so_many_keys(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idempotency_keys_are_limited_per_caller(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(idempotency, "MAX_KEYS", 2)
     now = [0.0]
     store, calls, work = open_store(), IdempotentCalls(problem_from, lambda: now[0]), Work()
@@ -146,6 +148,6 @@ async def test_a_caller_has_so_many_keys(open_store: OpenStore, monkeypatch: pyt
     assert await made(calls, store, work, "shop", b"3") == b'{"made":4}'
 
 
-async def test_a_store_without_notes_says_so() -> None:
+async def test_store_without_notes_is_refused() -> None:
     with pytest.raises(ApiProblem, match="does not support"):
         await made(IdempotentCalls(problem_from), None, Work())

@@ -46,7 +46,7 @@ def test_what_callers_with_a_token_do_is_always_logged() -> None:
     assert all(sparing.filter(audit_record(None)) for _ in range(3 * MOST_ALIKE))
 
 
-def test_no_stranger_hides_another() -> None:
+def test_strangers_are_limited_separately() -> None:
     sparing = SparingFilter()
     noisy = [sparing.filter(audit_record("192.0.2.1")) for _ in range(3 * MOST_ALIKE)]
     assert sum(noisy) == MOST_ALIKE

@@ -83,7 +83,7 @@ async def test_no_key_is_in_the_metrics() -> None:
     assert "someone" not in (await server.client.get("/metrics")).text
 
 
-def test_files_of_counts_have_all_their_room(tmp_path: Path) -> None:
+def test_metric_files_reserve_their_space(tmp_path: Path) -> None:
     """To write into a page without room on the disk would end the process."""
     counts = ReservedDict(str(tmp_path / "counter_1.db"))
     for number in range(3000):
@@ -94,8 +94,8 @@ def test_files_of_counts_have_all_their_room(tmp_path: Path) -> None:
     counts.close()
 
 
-def test_no_worker_sees_a_file_without_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is empty cannot be read: `/metrics` failed while another worker started."""
+def test_metric_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files cannot be read: `/metrics` failed while another worker started."""
     allocate, seen = os.posix_fallocate, []
 
     def look(*arguments: int) -> None:
@@ -108,7 +108,7 @@ def test_no_worker_sees_a_file_without_its_room(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["counter_1.db"]
 
 
-def test_counts_are_lost_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = ReservedDict(str(tmp_path / "counter_1.db"))
 
     def full(*_: object) -> None:
@@ -127,7 +127,7 @@ def test_counts_are_lost_where_there_is_no_room(tmp_path: Path, monkeypatch: pyt
         assert not (tmp_path / "counter_2.db").exists()
 
 
-async def test_the_other_figures_are_shown_where_there_is_no_room_for_some(
+async def test_full_disk_keeps_other_metrics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(POLICY + '[limiters.other]\nrules = ["2/minute"]\n')

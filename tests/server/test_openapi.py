@@ -101,9 +101,9 @@ async def concrete(server: Server, path: str, operation: dict[str, Any]) -> str:
 
 
 def shape(example: Any, answer: Any) -> bool:
-    """Tell whether an answer has the members of an example, at every depth."""
+    """Return whether a response has the members of an example, at every depth."""
     if isinstance(example, dict) and isinstance(answer, dict):
-        free = {"tiers"}  # names of the user's own
+        free = {"tiers"}  # names that users choose
         return example.keys() == answer.keys() and all(
             name in free or shape(example[name], answer[name]) for name in example
         )

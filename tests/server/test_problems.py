@@ -1,4 +1,4 @@
-"""What is answered to what cannot be done: always a problem document, never a traceback."""
+"""Errors are problem documents, never tracebacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JSON = {"content-type": "application/json"}
         (b'{"key": "\\ud800"}', "cannot be used"),
     ],
 )
-async def test_a_bad_body_is_told_where_it_is_bad(body: bytes, detail: str) -> None:
+async def test_invalid_body_error_has_its_position(body: bytes, detail: str) -> None:
     server = Server()
     assert detail in problem(await server.client.post(HIT, content=body, headers=JSON), 400)
     assert (await server.hit())["remaining"] == 4
@@ -129,7 +129,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(
 
 
 @pytest.mark.parametrize("begun", [True, False])
-async def test_whoever_goes_away_before_the_body_is_there_is_not_answered(begun: bool) -> None:
+async def test_disconnected_client_is_not_answered(begun: bool) -> None:
     messages = iter(
         [{"type": "http.request", "body": b"{", "more_body": True}] * begun + [{"type": "http.disconnect"}]
     )
@@ -141,7 +141,7 @@ async def test_whoever_goes_away_before_the_body_is_there_is_not_answered(begun:
 
 
 async def called(server: Server, receive: Any) -> list[Any]:
-    """Call the application as a server would, and return what it sends."""
+    """Call the application like a server, and return its messages."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -159,7 +159,7 @@ async def called(server: Server, receive: Any) -> list[Any]:
     return sent
 
 
-async def test_an_unknown_limiter_is_told_near_names() -> None:
+async def test_unknown_limiter_error_suggests_similar_names() -> None:
     server = Server()
     assert "did you mean 'login'?" in problem(await server.post("/v1/limiters/lgoin/hit"), 404)
     assert "GET /v1/limiters" in problem(await server.post("/v1/limiters/zzz/hold"), 404)
@@ -191,7 +191,7 @@ async def test_an_unknown_path_is_unknown(path: str) -> None:
         ("POST", "/healthz", "GET, HEAD"),
     ],
 )
-async def test_other_methods_are_told_which_ones_there_are(method: str, path: str, allowed: str) -> None:
+async def test_wrong_method_lists_allowed_methods(method: str, path: str, allowed: str) -> None:
     response = await Server().client.request(method, path)
     assert allowed in problem(response, 405)
     assert response.headers["allow"] == allowed
@@ -210,7 +210,7 @@ async def test_other_methods_are_told_which_ones_there_are(method: str, path: st
     ],
 )
 @pytest.mark.parametrize("operation", ["hit", "check", "hold", "wait-hint"])
-async def test_what_can_never_be_admitted_is_not_processed(
+async def test_cost_above_capacity_is_unprocessable(
     limiter: str, body: object, detail: str, operation: str
 ) -> None:
     assert detail in problem(await Server().post(f"/v1/limiters/{limiter}/{operation}", body), 422)
@@ -262,7 +262,7 @@ async def test_a_reset_on_a_store_that_is_down_is_unavailable_and_a_hit_is_decid
     await server.live.aclose()
 
 
-async def test_what_nobody_expected_is_logged_and_not_shown(
+async def test_unexpected_error_is_logged_and_hidden(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()

@@ -1,4 +1,4 @@
-"""A server records what it decided, if its policy asks for it, and the recording can be replayed."""
+"""A server records its decisions if the policy says so, and the recording can be replayed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_keys_are_hashed_if_asked(tmp_path: Path) -> None:
     assert "alice" not in text
 
 
-def test_nothing_is_recorded_unasked(tmp_path: Path) -> None:
+def test_nothing_is_recorded_by_default(tmp_path: Path) -> None:
     with serving(tmp_path, '[limiters.api]\nrules = ["3/hour"]\n') as server:
         httpx.post(f"{server.url}/v1/limiters/api/hit", json={"key": "alice"}).raise_for_status()
     assert not list(tmp_path.glob("*.jsonl"))

@@ -35,7 +35,7 @@ def live_with(statistics: Statistics, policy: str = POLICY) -> AsyncLivePolicy:
     return AsyncLivePolicy(parse_policy(policy), hooks=[statistics], clock=FakeClock())
 
 
-async def test_a_tick_tells_the_second_and_the_total() -> None:
+async def test_tick_has_the_second_and_the_totals() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     for _ in range(5):
@@ -53,7 +53,7 @@ async def test_a_tick_tells_the_second_and_the_total() -> None:
     assert second.limiters["api"] == Figures(admitted=1)
 
 
-async def test_a_late_tick_is_about_the_seconds_since_the_last() -> None:
+async def test_late_tick_covers_all_seconds_since_the_last() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     # The last: someone has set the clock.
@@ -62,7 +62,7 @@ async def test_a_late_tick_is_about_the_seconds_since_the_last() -> None:
     assert [(tick.time, tick.seconds) for tick in ticks] == [(100, 1), (103, 1)]
 
 
-async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
+async def test_policy_decisions_are_counted_as_degraded() -> None:
     statistics = Statistics()
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"'
     live = live_with(statistics, far)
@@ -85,7 +85,7 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     await live.aclose()
 
 
-async def test_refusals_without_the_store_are_counted_apart() -> None:
+async def test_degraded_refusals_are_counted_separately() -> None:
     statistics = Statistics()
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"\non_store_error = "closed"'
     live = live_with(statistics, far)
@@ -96,7 +96,7 @@ async def test_refusals_without_the_store_are_counted_apart() -> None:
     await live.aclose()
 
 
-async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> None:
+async def test_store_has_last_contact_and_latency(tmp_path: Path) -> None:
     statistics = Statistics()
     live = live_with(
         statistics, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"'
@@ -124,7 +124,7 @@ def test_a_quantile_is_at_most_a_fifth_too_high_and_forgets() -> None:
     assert latency.last == 1000.0
 
 
-async def test_refusals_are_told_by_rule_and_tier() -> None:
+async def test_refusals_are_counted_by_rule_and_tier() -> None:
     statistics = Statistics()
     policy = """
 [limiters.api]
@@ -144,7 +144,7 @@ rules = { all = "0/minute" }
     ]
 
 
-async def test_units_of_open_holds_are_told() -> None:
+async def test_units_of_open_holds_are_counted() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     hold = await live["api"].hold("alice", 7)
@@ -153,7 +153,7 @@ async def test_units_of_open_holds_are_told() -> None:
     assert statistics.tick(live, 2).held == {"api": {"requests": 0}}
 
 
-async def test_units_of_open_holds_are_told_by_what_rules_count() -> None:
+async def test_units_of_open_holds_are_counted_by_unit() -> None:
     statistics = Statistics()
     live = live_with(
         statistics,
@@ -181,7 +181,7 @@ async def test_units_of_open_holds_are_told_by_what_rules_count() -> None:
     }
 
 
-async def test_shadow_rules_tell_what_they_would_have_done() -> None:
+async def test_shadow_rules_report_their_decisions() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     for _ in range(3):
@@ -192,7 +192,7 @@ async def test_shadow_rules_tell_what_they_would_have_done() -> None:
     ]
 
 
-async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
+async def test_keys_are_shown_only_if_the_policy_allows_it() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     for _ in range(3):
@@ -221,7 +221,7 @@ async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
         ("x" * 500, "x" * 127 + "…"),
     ],
 )
-def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None:
+def test_shown_keys_are_valid_text(key: object, text: str) -> None:
     assert shown_key(key) == text  # type: ignore[arg-type]
     assert msgspec.json.encode(shown_key(key))  # type: ignore[arg-type]
 
@@ -229,7 +229,7 @@ def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None
 # Several workers
 
 
-async def test_workers_add_up(tmp_path: Path) -> None:
+async def test_figures_of_workers_are_summed(tmp_path: Path) -> None:
     boards = [Statistics(SharedFolder(tmp_path, name)) for name in ("0-0", "1-0")]
     lives = [live_with(statistics, TOP) for statistics in boards]
     for statistics, live in zip(boards, lives, strict=True):
@@ -272,7 +272,7 @@ async def test_totals_do_not_go_backwards_when_a_worker_is_replaced(tmp_path: Pa
     assert [tick.shadow[0].refused for tick in seen] == [2, 2, 2, 2]
 
 
-async def test_what_is_missing_for_once_does_not_make_totals_less(tmp_path: Path) -> None:
+async def test_missing_snapshot_does_not_lower_totals(tmp_path: Path) -> None:
     """A file that is being renamed while it is looked for."""
     statistics, other = Statistics(SharedFolder(tmp_path, "0-0")), Statistics(SharedFolder(tmp_path, "1-0"))
     live, more = live_with(statistics), live_with(other)
@@ -286,7 +286,7 @@ async def test_what_is_missing_for_once_does_not_make_totals_less(tmp_path: Path
     assert statistics.tick(live, 3).totals["login"].admitted == 1
 
 
-async def test_a_new_worker_knows_the_history(tmp_path: Path) -> None:
+async def test_new_worker_has_the_history(tmp_path: Path) -> None:
     statistics = Statistics(SharedFolder(tmp_path, "0-0"))
     live = live_with(statistics)
     await live["login"].hit("alice")
@@ -297,12 +297,12 @@ async def test_a_new_worker_knows_the_history(tmp_path: Path) -> None:
     assert late.tick(live_with(late), 101).limiters["login"] == Figures()
 
 
-def test_retiring_a_worker_that_never_wrote_is_fine(tmp_path: Path) -> None:
+def test_worker_without_a_snapshot_can_be_retired(tmp_path: Path) -> None:
     SharedFolder.retire(tmp_path, "0-0")
     assert SharedFolder(tmp_path, "1-0").read() == ([], [])
 
 
-def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
+def test_snapshots_are_replaced_atomically(tmp_path: Path) -> None:
     shared_folder = SharedFolder(tmp_path, "0-0")
     shared_folder.write(Snapshot({"login": Figures(1)}))
     shared_folder.write(Snapshot({"login": Figures(2)}))
@@ -311,7 +311,7 @@ def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
     assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
 
 
-async def test_a_full_disk_costs_figures_of_others_only(
+async def test_full_disk_loses_only_figures_of_other_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     statistics = Statistics(SharedFolder(tmp_path, "0-0"))

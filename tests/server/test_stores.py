@@ -210,7 +210,7 @@ async def test_a_store_that_was_down_is_ready_again(monkeypatch: pytest.MonkeyPa
         await server.live.aclose()
 
 
-async def test_a_store_that_never_worked_is_not_to_blame_on_the_caller() -> None:
+async def test_misconfigured_store_is_not_a_client_error() -> None:
     with RedisServer(options=("--requirepass", "s3cret")) as redis:
         server = Server(f'[limiters.far]\nrules = ["5/minute"]\nstore = "{redis.url}"\ndeadline = 30')
         response = await server.client.post("/v1/limiters/far/hit", json={"key": "alice"})

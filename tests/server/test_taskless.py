@@ -16,7 +16,7 @@ def under_way() -> set[Any]:
     return set()
 
 
-async def test_what_never_waits_ends_at_once(under_way: set[Any]) -> None:
+async def test_coroutine_that_never_waits_runs_to_its_end(under_way: set[Any]) -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -27,7 +27,7 @@ async def test_what_never_waits_ends_at_once(under_way: set[Any]) -> None:
     assert not under_way
 
 
-async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
+async def test_waiting_coroutine_continues(under_way: set[Any]) -> None:
     loop = asyncio.get_running_loop()
     first, second = loop.create_future(), loop.create_future()
     seen: list[object] = []
@@ -50,7 +50,7 @@ async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
 
 
 @pytest.mark.parametrize("turns", range(3))
-async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], turns: int) -> None:
+async def test_cancellation_is_raised_in_the_coroutine(under_way: set[Any], turns: int) -> None:
     """Also in the turn in which it has begun."""
     seen: list[type[BaseException]] = []
 
@@ -72,7 +72,7 @@ async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], tur
     assert seen == [asyncio.CancelledError]
 
 
-async def test_two_may_wait_for_the_same(under_way: set[Any]) -> None:
+async def test_two_coroutines_may_await_one_future(under_way: set[Any]) -> None:
     loop = asyncio.get_running_loop()
     awaited, seen = loop.create_future(), list[int]()
 
@@ -87,7 +87,7 @@ async def test_two_may_wait_for_the_same(under_way: set[Any]) -> None:
     assert seen == [1, 1]
 
 
-async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None:
+async def test_cancelled_coroutine_may_still_wait(under_way: set[Any]) -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -105,7 +105,7 @@ async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None
     assert seen == ["tidied"]
 
 
-async def test_context_variables_are_its_own_all_the_way(under_way: set[Any]) -> None:
+async def test_context_variables_are_isolated(under_way: set[Any]) -> None:
     request: ContextVar[str] = ContextVar("request", default="none")
     seen: list[str] = []
 

@@ -97,7 +97,7 @@ async def test_a_quota_of_a_call(server: Server) -> None:
         ("record", {"cost": [1, 2]}, "2 costs for 3 rules"),
     ],
 )
-async def test_what_does_not_fit_the_rules_is_said(
+async def test_cost_that_does_not_fit_the_rules_is_refused(
     server: Server, operation: str, body: dict[str, Any], complaint: str
 ) -> None:
     answer = await server.post(f"/v1/limiters/model/{operation}", {"key": "a", **body})

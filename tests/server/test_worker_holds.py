@@ -1,4 +1,4 @@
-"""Holds of a server with several workers on a shared store: calls that race, and a worker that is killed meanwhile."""
+"""Holds of several workers on a shared store: racing calls, and a killed worker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def used(client: httpx.AsyncClient, key: str) -> list[int]:
     return [result["used"] for result in answer.json()["limiters"][0]["results"]]
 
 
-def test_holds_that_workers_confirm_and_renew_at_once_are_moved_once(tmp_path: Path, policy: str) -> None:
+def test_concurrent_confirms_and_renewals_of_workers_move_units_once(tmp_path: Path, policy: str) -> None:
     async def race(server: Process) -> None:
         async with client_of(server) as client:
             for number in range(5):
@@ -78,7 +78,7 @@ async def confirmed(client: httpx.AsyncClient, hold: str) -> tuple[int, Any]:
     return answer.status_code, answer.json()
 
 
-def test_units_that_a_killed_worker_was_confirming_stay_counted(tmp_path: Path, policy: str) -> None:
+def test_confirming_units_of_a_killed_worker_stay_counted(tmp_path: Path, policy: str) -> None:
     async def confirm_and_kill(server: Process) -> None:
         async with client_of(server) as client:
             holds = [await take(client, "alice", 1) for _ in range(40)]

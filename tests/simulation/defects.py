@@ -1,19 +1,22 @@
-"""Defects that were put back on purpose, to see that the simulator finds them.
+"""Defects that are put back on purpose, to see that the simulator finds them.
 
-The first three are the bugs of the fault runner (`tests/faults/broken.py`). The others were in the code once, and are named
-in CHANGELOG.md or docs/proof.md.
+The first three are the bugs of the fault runner, and as rare as there (`tests/faults/broken.py`). The others were in the
+code once, and are named in CHANGELOG.md or docs/proof.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
+from random import Random
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from psycopg import OperationalError
 
+import headgate.stores.remote.threads as driver
 from headgate import AsyncHold, StoreUnavailable
 from headgate.algorithms import TokenBucket
 from headgate.client.peer import ServerPeer
@@ -26,10 +29,11 @@ from headgate.stores.remote._async import gate as gates
 from headgate.stores.remote._async.gate import AsyncRemoteGate
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.request import Request
+from tests.faults.broken import FAILS_OPEN_AT, FORGETS_ONE_IN, LEAKS_ONE_IN
+from tests.simulation.run import Outcome, run
 
-FORGETS_ONE_IN = 100
-LEAKS_ONE_IN = 20
-FAILS_OPEN_ONE_IN = 300
+Patch = tuple[Any, str, Any]
+"""An object, the name of an attribute, and its new value."""
 
 
 class Defect(NamedTuple):
@@ -37,26 +41,37 @@ class Defect(NamedTuple):
 
     Attributes:
         name: A short description.
-        store: The store that it shows on.
-        seeds: The number of seeds, from 0 on, among which it is found.
-        replaced: The patches: object, attribute and new value.
+        store: The store that shows it.
+        patches: The patches that put it back.
         faults: The faults of the runs; random ones by default.
-        first: The first seed that is run; those before it take long and find nothing.
+        seed: A seed that finds it.
+        plan: Fields of the plan that are not random, to find a rare defect in less time.
     """
 
     name: str
     store: str
-    seeds: int
-    replaced: tuple[tuple[Any, str, Any], ...]
+    patches: tuple[Patch, ...] | Callable[[Random], tuple[Patch, ...]]
     faults: tuple[str, ...] | None = None
-    first: int = 0
+    seed: int = 0
+    plan: Mapping[str, Any] = MappingProxyType({})
+
+    def run(self, seed: int) -> Outcome:
+        """Run a simulation of the code as it is."""
+        return run(seed, self.store, self.faults, **self.plan)
+
+
+def run_with(defect: Defect, seed: int) -> Outcome:
+    """Run one simulation of the code with a defect; a defect that shows rarely does so by the same seed."""
+    with put_back(defect, seed):
+        return defect.run(seed)
 
 
 @contextmanager
-def put_back(defect: Defect) -> Iterator[None]:
+def put_back(defect: Defect, seed: int) -> Iterator[None]:
     """Patch a defect in for the length of a block."""
+    patches = defect.patches(Random(seed)) if callable(defect.patches) else defect.patches
     with ExitStack() as stack:
-        for target, name, value in defect.replaced:
+        for target, name, value in patches:
             stack.enter_context(patch.object(target, name, value))
         yield
 
@@ -66,37 +81,38 @@ _release_request = gates.release_request
 _drained = TokenBucket._drained
 
 
-def _forgets() -> Callable[..., Any]:
-    numbers = count(1)
+def _forgets(rng: Random) -> tuple[Patch, ...]:
+    """Admit one request in ten thousand without counting it."""
 
     async def decide(self: Any, request: Request) -> Any:
-        if request.operation == "hit" and next(numbers) % FORGETS_ONE_IN == 0:
+        if request.operation == "hit" and not rng.randrange(FORGETS_ONE_IN):
             request = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
         return await _decide(self, request)
 
-    return decide
+    return ((AsyncRemoteGate, "decide", decide),)
 
 
-def _fails_open() -> Callable[..., Any]:
-    numbers = count(1)
+def _fails_open(rng: Random) -> tuple[Patch, ...]:
+    """Admit one request of a run beyond the limit."""
+    numbers = count()
 
     async def decide(self: Any, request: Request) -> Any:
         decision, receipts = await _decide(self, request)
-        if request.operation == "hit" and not decision and next(numbers) % FAILS_OPEN_ONE_IN == 0:
+        if request.operation == "hit" and not decision and next(numbers) == FAILS_OPEN_AT:
             admitted = [(True, limit, left, None, reset) for _, limit, left, _, reset in decision.fields]
             return Decision.make(decision.names, admitted), None
         return decision, receipts
 
-    return decide
+    return ((AsyncRemoteGate, "decide", decide),)
 
 
-def _leaks() -> Callable[..., Any]:
-    numbers = count(1)
+def _leaks(rng: Random) -> tuple[Patch, ...]:
+    """Keep one cancelled hold in a thousand."""
 
     def release_request(*arguments: Any) -> Any:
-        return None if next(numbers) % LEAKS_ONE_IN == 0 else _release_request(*arguments)
+        return None if not rng.randrange(LEAKS_ONE_IN) else _release_request(*arguments)
 
-    return release_request
+    return ((gates, "release_request", release_request),)
 
 
 async def _renew_with_new_lease(self: Any, *, now: float | None = None) -> Decision:
@@ -166,7 +182,7 @@ def _drained_if_changed(self: Any, state: Any, now: int, birth: int) -> Any:
     return _drained(self, state, now, birth)
 
 
-def may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
+def _may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
     return isinstance(cause, ConnectionResetError)
 
 
@@ -174,76 +190,79 @@ def _never_repeats(self: Any, request: Any, cause: BaseException) -> bool:
     return False
 
 
-def defects() -> list[Defect]:
-    """Return all defects, with fresh counters."""
-    return [
-        Defect("forgets one charge in 100", "redis", 400, ((AsyncRemoteGate, "decide", _forgets()),), ()),
-        Defect(
-            "fails open once in 300 refusals", "redis", 400, ((AsyncRemoteGate, "decide", _fails_open()),), ()
-        ),
-        Defect(
-            "leaks one cancelled hold in 20", "redis", 400, ((gates, "release_request", _leaks()),), (), 40
-        ),
-        Defect(
-            "renews with a new lease",
-            "redis",
-            200,
-            ((AsyncHold, "renew", _renew_with_new_lease),),
-            (),
-        ),
-        Defect(
-            "takes a replica for an outage",
-            "redis",
-            200,
-            ((RedisPeer, "_answer", _answer_replica_as_reset),),
-            ("demote",),
-        ),
-        Defect(
-            "loses replies with the end of a connection",
-            "postgres",
-            200,
-            ((postgres.PostgresWire, "receive", _receive_late), (batching, "ENOUGH_TO_FOLLOW", 2)),
-            ("restart", "block"),
-        ),
-        Defect(
-            "loses refunds on close", "redis", 200, ((AsyncEngine, "_start", _start_unless_closed),), None, 75
-        ),
-        Defect(
-            "keeps a hold whose reply comes with the cancellation",
-            "postgres",
-            200,
-            ((AsyncEngine, "call", _call_without_release),),
-            (),
-        ),
-        Defect(
-            "drops a cancelled settlement",
-            "redis",
-            200,
-            ((AsyncRemoteGate, "_call", _call_unless_cancelled),),
-        ),
-        Defect(
-            "takes the end of a session for an outage",
-            "postgres",
-            200,
-            ((postgres.PostgresPeer, "may_repeat", _never_repeats),),
-            ("terminate",),
-        ),
-        Defect(
-            "sends two batches whose replies have no order",
-            "server",
-            200,
-            ((ServerPeer, "follows", True), (batching, "ENOUGH_TO_FOLLOW", 2)),
-            ("delay",),
-        ),
-        Defect(
-            "takes a blocked event loop for an outage",
-            "redis",
-            100,
-            ((batching, "LATE", 1e9), (tasks, "TURNS", 0)),
-            ("block",),
-        ),
-        Defect(
-            "forgets what another tier owes", "redis", 200, ((TokenBucket, "_drained", _drained_if_changed),)
-        ),
-        Defect("sends a charge twice", "redis", 200, ((RedisPeer, "may_repeat", may_always_repeat),)),
-    ]
+def _without_lock(lock: object, work: Callable[..., Any], *arguments: Any) -> Any:
+    return work(*arguments)
+
+
+SLOW_HITS = {
+    "actors": 12,
+    "calls": 150,
+    "cancels": 0,
+    "thinks": 0.2,
+    "bursts": 0,
+    "resets": 0,
+    "exits": False,
+}
+"""Calls with pauses, so that most of them are admitted."""
+CANCELLED_HOLDS = {"actors": 12, "calls": 100, "cancels": 0.4, "thinks": 0.2, "bursts": 0, "resets": 0}
+
+DEFECTS = (
+    Defect("forgets one charge in 10,000", "redis", _forgets, (), 14, SLOW_HITS),
+    Defect("fails open once", "redis", _fails_open, (), 42),
+    Defect("leaks one cancelled hold in 1,000", "redis", _leaks, (), 47, CANCELLED_HOLDS),
+    Defect("renews with a new lease", "redis", ((AsyncHold, "renew", _renew_with_new_lease),), ()),
+    Defect(
+        "takes a replica for an outage",
+        "redis",
+        ((RedisPeer, "_answer", _answer_replica_as_reset),),
+        ("demote",),
+        seed=15,
+    ),
+    Defect(
+        "loses replies with the end of a connection",
+        "postgres",
+        ((postgres.PostgresWire, "receive", _receive_late), (batching, "ENOUGH_TO_FOLLOW", 2)),
+        ("restart", "block"),
+        seed=2,
+    ),
+    Defect("loses refunds on close", "redis", ((AsyncEngine, "_start", _start_unless_closed),), seed=52),
+    Defect(
+        "keeps a hold whose reply comes with the cancellation",
+        "postgres",
+        ((AsyncEngine, "call", _call_without_release),),
+        (),
+        seed=67,
+    ),
+    Defect(
+        "drops a cancelled settlement",
+        "redis",
+        ((AsyncRemoteGate, "_call", _call_unless_cancelled),),
+        seed=31,
+    ),
+    Defect(
+        "takes the end of a session for an outage",
+        "postgres",
+        ((postgres.PostgresPeer, "may_repeat", _never_repeats),),
+        ("terminate",),
+        seed=17,
+    ),
+    Defect(
+        "sends two batches whose replies have no order",
+        "server",
+        ((ServerPeer, "follows", True), (batching, "ENOUGH_TO_FOLLOW", 2)),
+        ("delay",),
+    ),
+    Defect(
+        "takes a blocked event loop for an outage",
+        "redis",
+        ((batching, "LATE", 1e9), (tasks, "TURNS", 0)),
+        ("block",),
+        seed=16,
+    ),
+    Defect(
+        "forgets what another tier owes", "redis", ((TokenBucket, "_drained", _drained_if_changed),), seed=8
+    ),
+    Defect("sends a charge twice", "redis", ((RedisPeer, "may_repeat", _may_always_repeat),)),
+    Defect("sends a charge twice in threads", "threads", ((RedisPeer, "may_repeat", _may_always_repeat),)),
+    Defect("does not lock in threads", "threads", ((driver, "while_locked", _without_lock),)),
+)

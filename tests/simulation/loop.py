@@ -9,94 +9,104 @@ event. All randomness comes from one generator, so a seed replays exactly.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
-import inspect
-import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextvars import Context, ContextVar, copy_context
-from itertools import count
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from functools import partial
 from random import Random
-from types import FunctionType
 from typing import Any
 
-EPOCH_US = 1_800_000_000_000_000
-"""When every simulation begins, in microseconds since the epoch."""
+from tests.simulation.timeline import HOST, Process, Stuck, Timeline
 
 MOST_TURNS = 500_000
 """More than any run needs."""
 
-HOST: ContextVar[Process] = ContextVar("process")
 
-
-class Stuck(RuntimeError):
-    """Nothing can ever happen again, though somebody waits."""
-
-
-class Process:
-    """A simulated process: the callbacks of its event loop, its timers, and its wall clock.
+class LoopProcess(Process):
+    """A process with an event loop.
 
     Attributes:
-        name: The name in reports.
-        stopped_until: The end of a stop, or of a blocked event loop.
-        skew_us: How far its wall clock is off.
-        context: The context of its callbacks.
+        ready: Callbacks that are to run.
+        timers: Callbacks by time.
         arrived: Callbacks of connections with new data.
+        tasks: The tasks that were in progress when it was killed; nothing may collect them.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.stopped_until = 0.0
-        self.skew_us = 0
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
         self.ready: deque[asyncio.Handle] = deque()
         self.timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.arrived: dict[Any, Callable[[], None]] = {}
-        self.context: Context = copy_context()
-        self.context.run(HOST.set, self)
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def wakes_at(self, now: float) -> float:
         """Return when it has something to do."""
+        if self.is_dead:
+            return float("inf")
         while self.timers and self.timers[0][2].cancelled():
             heapq.heappop(self.timers)
         at = now if self.ready or self.arrived else self.timers[0][0] if self.timers else float("inf")
         return max(at, self.stopped_until)
 
 
-class SimulatedLoop(asyncio.BaseEventLoop):
-    """The event loop. Connections are opened by the `connect` that the network sets."""
+class SimulatedLoop(Timeline, asyncio.BaseEventLoop):
+    """The event loop of all processes.
+
+    Attributes:
+        connect: Opens a connection for `create_connection`; set by the network.
+    """
 
     def __init__(self, rng: Random) -> None:
-        super().__init__()
-        self.rng = rng
-        self.processes: list[Process] = []
-        self.failures: list[str] = []
+        asyncio.BaseEventLoop.__init__(self)
+        self.processes: list[LoopProcess] = []
         self.connect: Callable[..., Any] | None = None
-        self.turns = 0
-        self._now = 1000.0
-        self._numbers = count()
-        self._running: Process | None = None
-        self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self.world = self.new_process("world")
+        self._turns = 0
+        self._running: LoopProcess | None = None
+        Timeline.__init__(self, rng)
         self.set_exception_handler(self._on_failure)
 
-    def new_process(self, name: str) -> Process:
+    def new_process(self) -> LoopProcess:
         """Add a process."""
-        process = Process(name)
+        process = LoopProcess(self)
         self.processes.append(process)
         return process
 
-    def time(self) -> float:
-        return self._now
+    def current(self) -> Process:
+        """Return the process that runs; background tasks have no context of it."""
+        return HOST.get(self._running or self.world)
 
-    def now_us(self) -> int:
-        """Return the true time in microseconds since the epoch."""
-        return EPOCH_US + round((self._now - 1000.0) * 1e6)
+    def start(self, process: Process, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task in a process."""
+        self.create_task(work(), context=process.context).add_done_callback(self._on_end)
 
-    def at(self, when: float, event: Callable[[], object]) -> None:
-        """Schedule an event outside of all processes."""
-        heapq.heappush(self._events, (when, next(self._numbers), event))
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task of the world to its end."""
+        self.run_until_complete(self.create_task(work(), context=self.world.context))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait in a task."""
+        await asyncio.sleep(seconds)
+
+    def wait(self, is_ready: Callable[[], bool], seconds: float) -> bool:
+        """Block a thread outside of all event loops, which run on."""
+        due = self._now + seconds
+        self.at(due, lambda: None)
+        while not is_ready() and self._now < due:
+            self._run_once()
+        return is_ready()
+
+    def kill(self, process: LoopProcess) -> None:
+        """End a process at once; nothing of it runs again."""
+        process.is_dead = True
+        process.tasks = asyncio.all_tasks(self)
+
+    def drop(self) -> None:
+        """Drop everything that is left, and close the loop."""
+        for process in self.processes:
+            process.ready.clear()
+            process.timers.clear()
+        self.close()
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -108,11 +118,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._process_of(context).timers, (when, next(self._numbers), handle))
         return handle
 
-    def current(self) -> Process:
-        """Return the process that runs; background tasks have no context of it."""
-        return HOST.get(self._running or self.world)
-
-    def _process_of(self, context: Context | None) -> Process:
+    def _process_of(self, context: Context | None) -> Any:
         return self.current() if context is None else context.get(HOST, self.current())
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -128,7 +134,27 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         assert self.connect is not None
-        return await self.connect(factory, host, port)
+        return await self.connect(factory, port)
+
+    def run_in_executor(self, executor: Any, work: Any, *args: Any) -> Any:
+        """Run a function as another thread would: while it blocks, all processes run on."""
+        future, process = self.create_future(), self.current()
+
+        def run() -> None:
+            try:
+                result, error = process.context.copy().run(work, *args), None
+            except Exception as cause:  # noqa: BLE001  # it is raised where the future is awaited
+                result, error = None, cause
+            if not future.done() and not process.is_dead:
+                finish = (
+                    partial(future.set_result, result)
+                    if error is None
+                    else partial(future.set_exception, error)
+                )
+                process.context.run(finish)
+
+        self.after(self.rng.random() * 1e-4, run)
+        return future
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
         fd.reader = callback
@@ -137,35 +163,35 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         fd.reader = None
 
     def add_writer(self, fd: Any, callback: Any, *args: Any) -> None:
-        raise AssertionError("a simulated connection takes everything at once")
+        raise AssertionError("a simulated connection accepts everything at once")
 
     def remove_writer(self, fd: Any) -> None:
         pass
 
     def _on_failure(self, _: object, about: dict[str, Any]) -> None:
-        error = about.get("exception")
-        self.failures.append(f"{about.get('message')}: {error!r}")
+        self.failures.append(f"{about.get('message')}: {about.get('exception')!r}")
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(f"a task ended with {error!r}")
 
     def _run_once(self) -> None:
         """Run due events, then one turn of one process; advance the clock if no process can run."""
         self._running = None
-        while self._events and self._events[0][0] <= self._now:
-            heapq.heappop(self._events)[2]()
+        following = self._run_events()
         wakes = [(process.wakes_at(self._now), process) for process in self.processes]
         able = [process for at, process in wakes if at <= self._now]
         if able:
             self._turn(able[0] if len(able) == 1 else self.rng.choice(able))
             return
-        following = min(wakes, key=lambda entry: entry[0])[0]
-        if self._events:
-            following = min(following, self._events[0][0])
+        following = min(following, *(at for at, _ in wakes))
         if following == float("inf"):
             raise Stuck("nothing can happen any more")
-        self._now = following
+        self._now = max(self._now, following)
 
-    def _turn(self, process: Process) -> None:
-        self.turns += 1
-        if self.turns > MOST_TURNS:
+    def _turn(self, process: LoopProcess) -> None:
+        self._turns += 1
+        if self._turns > MOST_TURNS:
             raise Stuck(f"no end after {MOST_TURNS} turns")
         self._running = process
         if process.arrived:
@@ -182,61 +208,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not handle.cancelled():
                 handle._run()
                 self._now += 2e-6
-            if process.stopped_until > self._now:
-                break  # blocked in the middle of a turn
+            if process.stopped_until > self._now or process.is_dead:
+                break  # blocked or killed in the middle of a turn
         self._now += self.rng.random() * 3e-5
-
-
-# --- Time -------------------------------------------------------------------------------------------------------------
-
-_REAL = {
-    name: getattr(time, name)
-    for name in ("monotonic", "monotonic_ns", "perf_counter", "time", "time_ns", "process_time")
-}
-_sites: list[tuple[Any, str, str]] | None = None
-
-
-@contextlib.contextmanager
-def virtual_time(loop: SimulatedLoop) -> Iterator[None]:
-    """Replace the functions of `time` by the loop's clock; each process has its own wall clock."""
-
-    def wall_us() -> int:
-        return loop.now_us() + loop.current().skew_us
-
-    virtual = {
-        "monotonic": loop.time,
-        "perf_counter": loop.time,
-        "monotonic_ns": lambda: round(loop.time() * 1e9),
-        "time": lambda: wall_us() / 1e6,
-        "time_ns": lambda: wall_us() * 1000,
-        "process_time": lambda: 0.0,
-    }
-    for site, attribute, name in _find_sites():
-        setattr(site, attribute, _replaced(getattr(site, attribute), virtual[name], name))
-    try:
-        yield
-    finally:
-        for site, attribute, name in _find_sites():
-            setattr(site, attribute, _replaced(getattr(site, attribute), _REAL[name], name, virtual[name]))
-
-
-def _find_sites() -> list[tuple[Any, str, str]]:
-    """Return the places where our modules keep functions of `time`: module attributes and default arguments."""
-    global _sites
-    if _sites is None:
-        _sites = [(time, name, name) for name in _REAL]
-        for module in [module for name, module in sys.modules.items() if name.startswith("headgate")]:
-            for attribute, value in list(vars(module).items()):
-                _sites += [(module, attribute, name) for name, real in _REAL.items() if value is real]
-                functions = vars(value).values() if inspect.isclass(value) else (value,)
-                for function in functions:
-                    if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                        for name, real in _REAL.items():
-                            if any(default is real for default in function.__defaults__ or ()):
-                                _sites.append((function, "__defaults__", name))
-    return _sites
-
-
-def _replaced(value: Any, new: Any, name: str, old: Any = None) -> Any:
-    old = old or _REAL[name]
-    return tuple(new if entry is old else entry for entry in value) if isinstance(value, tuple) else new

@@ -1,103 +1,126 @@
-"""Connections in memory: bytes that arrive later, in pieces, only up to a point, or never.
+"""Connections in memory: bytes that arrive late, in pieces, only up to a point, or never.
 
-A `Link` is what lies below a connection. Above it are the three kinds of connections that stores use: an asyncio transport
-(redis-py), a stream of httpcore (the client of our server), and a connection of libpq (psycopg).
+A `Link` is one connection. Clients use it as an asyncio transport or as a socket, servers through a session.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
+import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
-import httpcore
-from psycopg import OperationalError
-from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
-
-from tests.simulation.loop import Process, SimulatedLoop
+from tests.simulation.timeline import Process, Timeline, WrongClock
 
 
 class Network:
-    """All connections to one server.
+    """All servers of a store, and the connections to them.
 
     Attributes:
-        faults: Start and end of each fault, by the server's clock in microseconds, and its kind; the end may change.
-        unread: How many replies had arrived when their connection was closed, and were not read.
+        clock: The clock of the servers.
+        servers: The servers by port.
         links: The open connections.
-        injected: How many faults there were, by kind.
+        faults: Start, end and kind of each fault, by the clock of the servers in microseconds; the end may change.
+        injected: The number of faults by kind.
+        unread: The number of replies that had arrived when their connection was closed, and were not read.
     """
 
-    def __init__(self, loop: SimulatedLoop, server: Any) -> None:
-        self.loop = loop
-        self.rng = loop.rng
-        self.server = server
+    def __init__(self, timeline: Any) -> None:
+        self.timeline: Timeline = timeline
+        self.rng = timeline.rng
+        self.clock = WrongClock(timeline.now_us)
+        self.servers: dict[int, Any] = {}
         self.links: list[Link] = []
         self.faults: list[list[Any]] = []
         self.injected: dict[str, int] = {}
         self.unread = 0
-        loop.connect = self.open_stream
+        timeline.connect = self.open_stream
+
+    def now_us(self) -> int:
+        """Return the time by the clock of the servers."""
+        return self.clock.now_us()
 
     def count(self, kind: str) -> None:
-        """Count a fault that no call may fail for."""
+        """Count a fault for which no call may fail."""
         self.injected[kind] = self.injected.get(kind, 0) + 1
 
     def fault(self, kind: str, seconds: float) -> list[Any]:
         """Count a fault of this duration."""
         self.count(kind)
-        now = self.server.now_us()
+        now = self.now_us()
         span = [now, now + round(seconds * 1e6), kind]
         self.faults.append(span)
         return span
 
     def latency(self) -> float:
-        """Return how long a message takes."""
+        """Return the seconds that a message takes."""
         choice = self.rng.random()
         return 5e-5 + (self.rng.random() ** 3) * (2e-4 if choice < 0.9 else 0.01)
 
-    async def open(self) -> Link:
-        """Connect the running process."""
-        opened = self.loop.create_future()
-        process = self.loop.current()
+    def dial(self, port: int, on_end: Callable[[bool], object]) -> None:
+        """Ask for a connection to a port; pass on whether the server accepts it."""
+        server, timeline = self.servers[port], self.timeline
+        at = max(timeline.time(), server.silent_until) + self.latency()
+        timeline.at(at, lambda: on_end(server.is_up))
 
-        def arrive() -> None:
-            if not opened.done():
-                process.context.run(opened.set_result, self.server.is_up)
-
-        self.loop.at(max(self.loop.time(), self.server.silent_until) + self.latency(), arrive)
-        if not await opened:
-            raise ConnectionRefusedError(111, "Connect call failed")
-        link = Link(self, process)
+    def link(self, port: int, process: Process) -> Link:
+        """Return a new connection of a process."""
+        link = Link(self, self.servers[port], process)
         self.links.append(link)
         return link
 
-    async def open_stream(self, factory: Callable[[], Any], *_: Any) -> tuple[Any, Any]:
-        """Connect an asyncio protocol, as `create_connection` does."""
-        link = await self.open()
+    async def open(self, port: int) -> Link:
+        """Connect a task."""
+        opened, process = asyncio.get_running_loop().create_future(), self.timeline.current()
+
+        def finish(is_accepted: bool) -> None:
+            if not opened.done():
+                process.context.run(opened.set_result, is_accepted)
+
+        self.dial(port, finish)
+        if not await opened:
+            raise ConnectionRefusedError(111, "Connect call failed")
+        return self.link(port, process)
+
+    async def open_stream(self, factory: Callable[[], Any], port: int) -> tuple[Any, Any]:
+        """Connect an asyncio protocol, like `create_connection`."""
+        link = await self.open(port)
         protocol = factory()
         transport = SimulatedTransport(link, protocol)
         protocol.connection_made(transport)
         return transport, protocol
+
+    def open_socket(self, port: int, seconds: float) -> SimulatedSocket:
+        """Connect a thread."""
+        opened, process = list[bool](), self.timeline.current()
+        self.dial(port, opened.append)
+        if not self.timeline.wait(lambda: bool(opened), seconds):
+            raise TimeoutError("timed out")
+        if not opened[0] or process.is_dead:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return SimulatedSocket(self.link(port, process), seconds)
 
 
 class Link:
     """One connection.
 
     Attributes:
+        server: The server at its end.
         process: The process that opened it.
         inbox: Bytes that arrived at the client and are unread.
         is_over: Whether the end has arrived there.
         is_closed: Whether the client has closed it.
         reader: Called in a turn of the process while there is something to read.
-        left: How many bytes still pass to the server and to the client; `None` for any number.
-        is_dark: Whether nothing passes any more, without a word.
+        left: The bytes that still pass to the server and to the client; `None` for any number.
+        is_dark: Whether everything on it is lost silently.
+        open_fault: The fault that lasts until the client notices it.
     """
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: Network, server: Any, process: Process) -> None:
         self.network = network
+        self.server = server
         self.process = process
         self.inbox = bytearray()
         self.is_over = self.is_closed = self.is_dark = False
@@ -107,42 +130,39 @@ class Link:
         self._last = {"server": 0.0, "client": 0.0}
         self._is_broken = False
         self._stalled: deque[bytes] = deque()
-        self.session: Any = network.server.session(self)
+        self.session: Any = server.session(self)
 
     def send(self, to: str, data: bytes) -> None:
         """Send bytes to the `server` or to the `client`; they arrive later, and in any number of pieces."""
-        if self._is_broken or (to == "server" and self.is_closed):
+        if self._is_broken or self.is_dark or (to == "server" and self.is_closed):
             return
-        loop, rng, left = self.network.loop, self.network.rng, self.left[to]
-        if self.is_dark:
-            return
+        timeline, rng, left = self.network.timeline, self.network.rng, self.left[to]
         if left is not None:
             data, self.left[to] = data[:left], max(0, left - len(data))
         while data:
             size = rng.randrange(1, len(data) + 1) if rng.random() < 0.1 else len(data)
             piece, data = data[:size], data[size:]
-            at = self._last[to] = max(self._last[to] + 1e-9, loop.time() + self.network.latency())
-            loop.at(at, partial(self._arrive, to, piece))
+            at = self._last[to] = max(self._last[to] + 1e-9, timeline.time() + self.network.latency())
+            timeline.at(at, partial(self._arrive, to, piece))
         if left is not None and not self.left[to]:
             self.break_off()
 
     def delay(self, to: str, seconds: float) -> None:
         """Delay everything sent from now on."""
-        self._last[to] = max(self._last[to], self.network.loop.time() + seconds)
+        self._last[to] = max(self._last[to], self.network.timeline.time() + seconds)
 
     def break_off(self) -> None:
         """End the connection; both sides notice it after the data in flight."""
         if not self._is_broken:
             self._is_broken = True
-            loop = self.network.loop
+            timeline = self.network.timeline
             for to in self._last:
-                at = max(self._last[to], loop.time()) + self.network.latency()
-                loop.at(at, partial(self._arrive, to, None))
+                at = max(self._last[to], timeline.time()) + self.network.latency()
+                timeline.at(at, partial(self._arrive, to, None))
 
     def _arrive(self, to: str, data: bytes | None) -> None:
-        server = self.network.server
         if to == "server":
-            if not server.is_up:
+            if not self.server.is_up:
                 self.session.is_over = True
                 self.break_off()
             if data is not None:
@@ -160,17 +180,21 @@ class Link:
 
     def _pass_on(self) -> None:
         """Pass the bytes that have arrived to the server, in their order, unless it is stopped."""
-        server = self.network.server
-        if server.silent_until > self.network.loop.time():
-            self.network.loop.at(server.silent_until, self._pass_on)
+        timeline = self.network.timeline
+        if self.server.silent_until > timeline.time():
+            timeline.at(self.server.silent_until, self._pass_on)
             return
         while self._stalled and not self.session.is_over:
             self.session.receive(self._stalled.popleft())
 
+    def has_news(self) -> bool:
+        """Return whether there is something to read."""
+        return bool(self.inbox) or self.is_over
+
     def wake(self) -> None:
         """Schedule a read in the next turn of the process, if there is anything to read."""
-        if self.reader is not None and (self.inbox or self.is_over) and not self.is_closed:
-            self.process.arrived[self] = self._read
+        if self.reader is not None and self.has_news() and not self.is_closed:
+            self.process.arrived[self] = self._read  # type: ignore[attr-defined]
 
     def _read(self) -> None:
         if self.reader is not None:
@@ -179,9 +203,9 @@ class Link:
             if not is_last:
                 self.wake()
 
-    def take(self) -> bytes:
-        """Return the unread bytes."""
-        data, self.inbox = bytes(self.inbox), bytearray()
+    def take(self, size: int | None = None) -> bytes:
+        """Return the unread bytes, or the first of them."""
+        data, self.inbox = bytes(self.inbox[:size]), self.inbox[len(self.inbox) if size is None else size :]
         return data
 
     def close(self) -> None:
@@ -192,11 +216,10 @@ class Link:
             self._end_fault()
             if self in self.network.links:
                 self.network.links.remove(self)
-            self.session.close()
 
     def _end_fault(self) -> None:
         if self.open_fault is not None:
-            self.open_fault[1] = self.network.server.now_us()
+            self.open_fault[1] = self.network.now_us()
             self.open_fault = None
 
 
@@ -227,7 +250,7 @@ class SimulatedTransport(asyncio.Transport):
     def close(self) -> None:
         if not self._link.is_closed:
             self._link.close()
-            self._link.network.loop.call_soon(self._protocol.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
     abort = close
 
@@ -243,145 +266,57 @@ class SimulatedTransport(asyncio.Transport):
     resume_reading = pause_reading
 
 
-class SimulatedBackend(httpcore.AsyncNetworkBackend):
-    """Connections for httpcore."""
+class SimulatedSocket:
+    """A link for code that uses sockets; the timeline decides how a thread waits."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
-
-    async def connect_tcp(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
-        try:
-            return SimulatedStream(await self._network.open())
-        except OSError as error:
-            raise httpcore.ConnectError(str(error)) from error
-
-
-class SimulatedStream(httpcore.AsyncNetworkStream):
-    """A link for httpcore."""
-
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, seconds: float | None) -> None:
         self._link = link
-        self._news = asyncio.Event()
-        link.reader = self._news.set
+        self._seconds = seconds
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        link = self._link
-        while not link.inbox and not link.is_over and not link.is_closed:
-            self._news.clear()
-            await self._news.wait()
+    def setblocking(self, blocks: bool) -> None:
+        self._seconds = None if blocks else 0.0
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def fileno(self) -> Any:
+        return self._link
+
+    def recv(self, size: int) -> bytes:
+        link, seconds = self._link, 1e6 if self._seconds is None else self._seconds
         if link.is_closed:
-            raise httpcore.ReadError("closed")
-        return link.take()
+            raise OSError(9, "Bad file descriptor")
+        if not link.has_news() and not (seconds and link.network.timeline.wait(link.has_news, seconds)):
+            raise socket.timeout if seconds else BlockingIOError
+        return link.take(size)
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    def recv_into(self, buffer: bytearray) -> int:
+        data = self.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def send(self, data: Any) -> int:
         if self._link.is_over or self._link.is_closed:
-            raise httpcore.WriteError("broken pipe")
-        self._link.send("server", bytes(buffer))
+            raise BrokenPipeError(32, "Broken pipe")
+        self._link.send("server", bytes(data))
+        return len(data)
 
-    async def aclose(self) -> None:
+    def sendall(self, data: Any) -> None:
+        self.send(data)
+
+    def shutdown(self, how: int) -> None:
+        pass
+
+    def close(self) -> None:
         self._link.close()
-
-    def get_extra_info(self, info: str) -> Any:
-        return bool(self._link.inbox or self._link.is_over) if info == "is_readable" else None
 
 
 class SimulatedPoller:
-    """What tells whether there is something to read on a connection of libpq."""
+    """Waits for a link in a thread; a task never waits here."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     def wait(self, seconds: float, *, for_writing: bool = False) -> bool:
-        return bool(self._link.inbox or self._link.is_over)
-
-
-class SimulatedPGconn:
-    """A connection of libpq in pipeline mode, as far as the store uses it.
-
-    Messages are frames: a length, one byte of kind, and the rest. A frame to the server is a statement with its arguments. A
-    frame from there is a value (`v`), no value (`n`), an error (`e`: SQLSTATE, severity, text), or the message of a server
-    that ends the connection (`x`), after which nothing follows.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self.socket = link
-        self.status = ConnStatus.OK
-        self.nonblocking = 0
-        self._buffer = bytearray()
-        self._results: deque[Any] = deque()
-
-    def enter_pipeline_mode(self) -> None:
-        pass
-
-    def send_query_prepared(self, name: bytes, arguments: Any, *_: Any) -> None:
-        if self.status != ConnStatus.OK:
-            raise OperationalError("no connection to the server")
-        packed = b"".join(
-            struct.pack(">i", -1) if a is None else struct.pack(">i", len(a)) + a for a in (name, *arguments)
-        )
-        self.socket.send("server", frame(b"q", packed))
-
-    def pipeline_sync(self) -> None:
-        pass
-
-    def flush(self) -> int:
-        return 0
-
-    def consume_input(self) -> None:
-        link = self.socket
-        if link.inbox:
-            self._buffer += link.take()
-            for kind, body in frames(self._buffer):
-                self._add(kind, body)
-        elif link.is_over:
-            self.status = ConnStatus.BAD
-            raise OperationalError("server closed the connection unexpectedly")
-
-    def _add(self, kind: bytes, body: bytes) -> None:
-        sqlstate, severity, text = body.split(b" ", 2) if kind in b"ex" else (None, None, b"")
-        fields = {
-            DiagnosticField.SQLSTATE: sqlstate,
-            DiagnosticField.SEVERITY_NONLOCALIZED: severity,
-            DiagnosticField.MESSAGE_PRIMARY: text,
-        }
-        status = {b"v": ExecStatus.TUPLES_OK, b"n": ExecStatus.COMMAND_OK}.get(kind, ExecStatus.FATAL_ERROR)
-        result = SimpleNamespace(
-            status=int(status),
-            get_value=lambda *_: body or None,
-            error_field=fields.get,
-            get_error_message=lambda: text.decode(),
-        )
-        self._results += (
-            (result, None)
-            if kind == b"x"
-            else (result, None, SimpleNamespace(status=int(ExecStatus.PIPELINE_SYNC)))
-        )
-
-    def is_busy(self) -> int:
-        return not self._results
-
-    def get_result(self) -> Any:
-        return self._results.popleft()
-
-    def finish(self) -> None:
-        self.status = ConnStatus.BAD
-        if self.socket.is_over and not self.socket.inbox:
-            self.socket.network.unread += len([result for result in self._results if result is not None]) > 1
-        self.socket.close()
-
-
-def frame(kind: bytes, body: bytes) -> bytes:
-    """Return a message as it travels."""
-    return struct.pack(">ic", len(body), kind) + body
-
-
-def frames(buffer: bytearray) -> list[tuple[bytes, bytes]]:
-    """Take all complete messages out of a buffer."""
-    found = []
-    while len(buffer) >= 5:
-        size, kind = struct.unpack_from(">ic", buffer)
-        if len(buffer) < 5 + size:
-            break
-        found.append((kind, bytes(buffer[5 : 5 + size])))
-        del buffer[: 5 + size]
-    return found
+        link = self._link
+        return link.has_news() or (seconds > 0 and link.network.timeline.wait(link.has_news, seconds))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import warnings
@@ -10,41 +9,39 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib import metadata
 from typing import Any
 from unittest.mock import patch
 
-import httpx
+import redis.connection
 
 import headgate.stores.postgres.peer as postgres_peer
-from headgate import AsyncLimiter
-from headgate.client import ServerStore
+from headgate import AsyncLimiter, Limiter
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
-from tests.faults.checker import check
-from tests.faults.history import History, Pause
-from tests.simulation.judge import (
-    check_errors,
-    check_places,
-    ends_at_a_deadline,
-    has_refunded_what_was_lost,
-    is_short_enough,
-)
-from tests.simulation.loop import SimulatedLoop, Stuck, virtual_time
-from tests.simulation.network import Network, SimulatedBackend, SimulatedPGconn, SimulatedPoller
-from tests.simulation.programs import DAY_US, DEADLINE, Plan, Program, Recorder, random_subject
-from tests.simulation.servers import HeadgateServer, PostgresServer, RedisServer, policy_of
-from tests.simulation.weather import SETTLING_US, Weather
+from tests.faults.history import History, HistoryCall
+from tests.faults.recording import read_calls
+from tests.faults.traffic import DAY_US, policy_text, random_subject
+from tests.simulation.faults import FAULTS, HARMLESS, NOT_OF, SETTLING_US, FaultInjector
+from tests.simulation.http import HeadgateServer, server_store
+from tests.simulation.judge import judge
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import Network, SimulatedPoller
+from tests.simulation.postgres import PORT, PostgresServer, SimulatedPGconn
+from tests.simulation.program import DEADLINE, Plan, Program, SimulatedActor
+from tests.simulation.redis import HOST, Cluster, RedisServer, SentinelGroup
+from tests.simulation.threads import Scheduler
+from tests.simulation.timeline import Stuck, virtual_time
 
-STORES = ("redis", "redis", "redis", "postgres", "postgres", "server")
-FAULTS = (
-    *("delay", "cut", "lose_reply", "darken", "hang_up", "terminate"),
-    *("block", "skew", "reload"),
-    *("stop_server", "restart", "demote", "failover", "wrong_reply", "step"),
+STORES = (
+    *("redis", "redis", "postgres", "postgres", "server"),
+    *("cluster", "sentinel", "threads", "threads"),
 )
-NOT_OF = {"redis": ("terminate",), "postgres": (), "server": ("terminate", "demote", "failover", "step")}
-"""Faults that a store cannot have."""
-HARMLESS = ("skew", "reload", "step", "terminate")
-"""Faults that no call may fail for."""
+package_version = cache(metadata.version)
+
+MOST_PROCESSES = 8
+"""The most processes of one run, including replacements of killed ones."""
 
 
 @dataclass
@@ -64,201 +61,233 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
     calls: int = 0
     trace: int = 0
-    history: Any = None
+    history: History | None = None
 
     def __str__(self) -> str:
-        found = "\n  ".join(self.violations[:5]) or "nothing was violated"
+        found = "\n  ".join(self.violations[:5]) or "no violation"
         return f"seed {self.seed} on {self.store}:\n  {found}"
 
 
-def run(seed: int, store: str | None = None, faults: tuple[str, ...] | None = None) -> Outcome:
-    """Run one simulation and judge it; its store and its faults are random unless they are given."""
+def run(seed: int, store: str | None = None, faults: tuple[str, ...] | None = None, **plan: Any) -> Outcome:
+    """Run one simulation and judge it; its store, its faults and the fields of its plan are random unless given."""
     rng = random.Random(seed)
     kind = rng.choice(STORES)
     kind = store or kind
     outcome = Outcome(seed, kind)
-    loop = SimulatedLoop(rng)
+    timeline: Any = SimulatedLoop(rng)
+    if kind == "threads":
+        timeline.close()
+        timeline = Scheduler(rng, rng.choice((0.0, 0.0, 0.01)), rng.choice((0.0, 0.05)))
     with ExitStack() as stack:
-        stack.enter_context(virtual_time(loop))
+        stack.enter_context(virtual_time(timeline))
         stack.enter_context(patch.object(random, "SystemRandom", lambda: random.Random(rng.random())))
         stack.enter_context(_quiet())
-        world = World(loop, kind, outcome, faults)
-        stack.enter_context(patch.object(postgres_peer, "Poller", SimulatedPoller))
-        stack.enter_context(
-            patch.object(
-                postgres_peer.PostgresPeer,
-                "connect_async",
-                lambda _, seconds, receiver: world.connect_postgres(receiver),
-            )
-        )
+        if kind == "threads":
+            stack.enter_context(timeline.patches())
+        world = World(timeline, kind, faults, plan)
+        stack.enter_context(world.patches())
         try:
-            loop.run_until_complete(loop.create_task(world.play(), context=loop.world.context))
+            timeline.run(world.play)
         except Stuck as error:
-            outcome.violations.append(str(error))
+            world.violations.append(str(error))
         except Exception as error:  # noqa: BLE001  # the seed is printed with it
-            outcome.violations.append(f"the simulated server failed: {error!r}")
+            world.violations.append(f"the simulated server failed: {error!r}")
         finally:
-            world.judge()
-            _close(loop)
+            world.judge(outcome)
+            timeline.drop()
     return outcome
 
 
 class World:
-    """The server, the network, the processes and the faults of one run."""
+    """The servers, the network, the processes and the faults of one run."""
 
     def __init__(
-        self, loop: SimulatedLoop, kind: str, outcome: Outcome, faults: tuple[str, ...] | None
+        self, timeline: Any, kind: str, faults: tuple[str, ...] | None, plan: dict[str, Any]
     ) -> None:
-        rng = loop.rng
-        self.loop = loop
+        rng = timeline.rng
+        self.timeline = timeline
         self.kind = kind
-        self.outcome = outcome
-        self.subjects = [random_subject(rng, f"limiter-{i}") for i in range(rng.choice((1, 1, 2, 3)))]
-        self.server = self._server()
+        self.violations: list[str] = []
+        self.network = Network(timeline)
+        timeline.on_interrupt = lambda: self.network.fault("interrupt", 0.0)
         if rng.random() < 0.3:  # midnight is near
-            self.server.skew_us = -loop.now_us() % DAY_US - rng.randrange(3_000_000)
-        self.network = Network(loop, self.server)
-        self.recorder = Recorder(self.server.now_us)
-        is_calm = rng.random() < 0.35
-        kinds = [fault for fault in FAULTS if fault not in NOT_OF[kind]]
-        chosen = [] if is_calm else rng.sample(kinds, rng.randrange(1, len(kinds)))
-        if is_calm and rng.random() < 0.5:
-            chosen = [name for name in HARMLESS if name in kinds]
-        chosen = chosen if faults is None else list(faults)
+            self.network.clock.step(-timeline.now_us() % DAY_US - rng.randrange(3_000_000))
+        self.subjects = {f"limiter-{i}": random_subject(rng) for i in range(rng.choice((1, 1, 2, 3)))}
+        self.deployment = self._deploy()
         self.plan = Plan(
-            actors=rng.choice((1, 2, 4, 12, 40)),
-            calls=rng.choice((3, 10, 30)),
+            actors=rng.choice((1, 2, 4, 12, 40) if kind != "threads" else (1, 2, 3, 8)),
+            calls=rng.choice((3, 10, 30) if kind != "threads" else (3, 10, 20)),
             cancels=rng.choice((0, 0.1, 0.4)),
             thinks=rng.choice((0, 0.001, 0.01, 0.2)),
             policy=rng.choice(("raise", "raise", "raise", "open", "closed")),
             bursts=rng.choice((0, 0, 20, 80)),
-            exits=rng.random() < 0.15,
-            is_certain=False,
+            resets=rng.choice((0, 0, 0.02)),
+            exits=rng.random() < 0.15 and kind != "threads",
         )
-        self.plan = replace(self.plan, is_certain=self.plan.policy == "raise" and kind != "server")
-        processes = [loop.new_process(f"process-{i}") for i in range(rng.choice((1, 2, 3)))]
-        self.programs = [self._program(process, i, self.plan) for i, process in enumerate(processes)]
-        self.weather = Weather(
-            self.network, self.programs, chosen, rng.choice((0.0005, 0.003, 0.02)), rng.choice((4, 40, 300))
-        )
-        self.held: dict[tuple[str, int, str], tuple[int, bool]] = {}
-
-    def _program(self, process: Any, number: int, plan: Plan) -> Program:
-        return process.context.run(
-            Program, self.loop, process, number, self._store(), self.subjects, plan, self.recorder
+        self.plan = replace(self.plan, **plan)
+        self.programs: list[Program] = []
+        self.killed: set[int] = set()
+        for _ in range(rng.choice((1, 2, 3)) if kind != "threads" else 1):
+            self.new_program(self.plan)
+        self.injector = FaultInjector(
+            self, self._kinds(rng, faults), rng.choice((0.0005, 0.003, 0.02)), rng.choice((4, 40, 300))
         )
 
-    def _server(self) -> Any:
-        if self.kind == "redis":
-            return RedisServer(self.loop)
+    def _kinds(self, rng: random.Random, given: tuple[str, ...] | None) -> list[str]:
+        """Return the faults of the run: none, only harmless ones, or any."""
+        kinds = [fault for fault in FAULTS if fault not in NOT_OF[self.kind]]
+        choice = rng.random()
+        chosen = [] if choice < 0.17 else rng.sample(kinds, rng.randrange(1, len(kinds)))
+        if 0.17 <= choice < 0.35:
+            chosen = [fault for fault in HARMLESS if fault in kinds]
+        return chosen if given is None else list(given)
+
+    def _deploy(self) -> Any:
+        """Start the servers."""
+        if self.kind == "cluster":
+            return Cluster(self.network)
+        if self.kind == "sentinel":
+            return SentinelGroup(self.network)
         if self.kind == "postgres":
-            return PostgresServer(self.loop)
-        server = HeadgateServer(self.loop, policy_of(self.subjects, others=False))
-        self.loop.world.context.run(server.open)
-        return server
+            return PostgresServer(self.network)
+        if self.kind == "server":
+            return HeadgateServer(self.network, policy_text("memory://", self.subjects))
+        return RedisServer(self.network)
 
     def _store(self) -> Any:
-        if self.kind == "redis":
-            return RedisStore("redis://10.0.0.1", deadline=DEADLINE)
+        if self.kind == "postgres":
+            return PostgresStore(f"postgresql://{HOST}/x", deadline=DEADLINE)
         if self.kind == "server":
-            transport = httpx.AsyncHTTPTransport(verify=False, trust_env=False)
-            transport._pool._network_backend = SimulatedBackend(self.network)
-            return ServerStore("http://127.0.0.1", deadline=DEADLINE, transport=transport)
-        return PostgresStore("postgresql://10.0.0.1/x", deadline=DEADLINE)
+            return server_store(DEADLINE)
+        # With the tag "key", limiters with several scopes would be decided in several slots, one after the other.
+        tag = "limiter" if any(subject.has_scopes for subject in self.subjects.values()) else "key"
+        urls = {
+            "cluster": f"redis+cluster://{HOST}:7000,{HOST}:7001?hash_tag={tag}",
+            "sentinel": f"redis+sentinel://{HOST}:26379,{HOST}:26380/primary/0",
+        }
+        return RedisStore(urls.get(self.kind, f"redis://{HOST}"), deadline=DEADLINE)
 
-    async def connect_postgres(self, receiver: Any) -> Any:
-        """Connect to the simulated database; it has the statements already."""
-        wire = postgres_peer.PostgresWire(SimulatedPGconn(await self.network.open()), True)
-        return postgres_peer.AsyncPostgresWire(wire, receiver)
+    def new_program(self, plan: Plan) -> Program:
+        """Add a process."""
+        process, number = self.timeline.new_process(), len(self.programs)
+        program = process.context.run(
+            lambda: Program(
+                self.timeline, process, number, self._store(), self.subjects, plan, self.network.now_us
+            )
+        )
+        self.programs.append(program)
+        return program
+
+    def kill(self, program: Program) -> None:
+        """Kill a process; the first few times another one takes its place."""
+        self.timeline.kill(program.process)
+        program.is_done = True
+        self.killed.add(program.number)
+        for link in list(self.network.links):
+            if link.process is program.process:
+                link.close()
+        if len(self.programs) < MOST_PROCESSES:
+            self.new_program(self.plan).start()
+
+    def reload(self, program: Program, *, others: bool) -> None:
+        """Put other limits in force."""
+        if self.kind == "server":
+            self.deployment.reload(policy_text("memory://", self.subjects, others=others))
+        else:
+            program.process.context.run(lambda: program.reload(others=others))
+
+    @contextmanager
+    def patches(self) -> Iterator[None]:
+        """Connect redis-py and the PostgreSQL store to the simulated servers."""
+        network = self.network
+
+        async def connect_postgres(_: object, seconds: float, receiver: Any) -> Any:
+            pgconn: Any = SimulatedPGconn(await network.open(PORT))
+            return postgres_peer.AsyncPostgresWire(postgres_peer.PostgresWire(pgconn, True), receiver)
+
+        def connect_redis(self: Any) -> Any:
+            return network.open_socket(self.port, self.socket_connect_timeout)
+
+        with (
+            patch.object(postgres_peer, "Poller", SimulatedPoller),
+            patch.object(postgres_peer.PostgresPeer, "connect_async", connect_postgres),
+            patch.object(redis.connection.Connection, "_connect", connect_redis),
+            patch.object(metadata, "version", package_version),  # redis-py reads it for every connection
+        ):
+            yield
 
     async def play(self) -> None:
-        """Run the programs, then audit the counts."""
-        self.weather.start()
-        running = [
-            self.loop.create_task(program.run(), context=program.process.context) for program in self.programs
-        ]
-        await asyncio.wait(running)
-        self.weather.stop()
-        await asyncio.sleep(SETTLING_US / 1e6)
-        plan = replace(self.plan, cancels=0, policy="raise")
-        auditor = self._program(self.loop.new_process("auditor"), len(self.programs), plan)
-        await self.loop.create_task(self._audit(auditor), context=auditor.process.context)
-        for program in (*self.programs, auditor):
-            await self.loop.create_task(program.store.aclose(), context=program.process.context)
+        """Run the processes, then read the counts that are left."""
+        self.injector.start()
+        for program in list(self.programs):
+            program.start()
+        while not all(program.is_done for program in self.programs):
+            await self.timeline.sleep(0.02)
+        self.injector.stop()
+        self.timeline.interrupts = 0.0
+        await self.timeline.sleep(SETTLING_US / 1e6)
+        auditor = self.new_program(replace(self.plan, cancels=0, policy="raise", actors=0, exits=False))
+        self.timeline.start(auditor.process, lambda: self._audit(auditor))
+        while not auditor.is_done:
+            await self.timeline.sleep(0.02)
 
     async def _audit(self, auditor: Program) -> None:
-        """Ask for everything that is counted in the end."""
-        keys = sorted({(call.limiter, call.key) for call in self.recorder.calls.values()})
-        for limiter, key in keys:
-            subject = auditor.subjects[limiter]
-            made = await auditor._call(
-                "check", subject, key, 1, lambda s=subject, k=key: auditor.limiters[s.name].check(s.key(k))
-            )
+        """Check every key with limits that are never reached, so that the history shows all counts; close all stores."""
+        actor = SimulatedActor(auditor, random.Random(0), 0)
+        kind = AsyncLimiter if auditor.in_tasks else Limiter
+        for name, key in sorted({(call.limiter, call.key) for call in self._calls()}):
+            subject = self.subjects[name]
+            roomy = kind(*subject.roomy(), name=name, store=auditor.store, on_store_error="raise")
+            made = await actor.call("check", name, key, 0, partial(roomy.check, subject.key(key), 0))
             if made is None:
-                self.outcome.violations.append("the store could not be asked in the end")
-                continue
-            roomy = AsyncLimiter(*subject.roomy, name=limiter, store=auditor.store, on_store_error="raise")
-            for i, (_, limit, remaining, *_) in enumerate((await roomy.check(subject.key(key), 0)).fields):
-                self.held[limiter, i, key] = limit - remaining, remaining > 0
+                self.violations.append("the store did not answer after the run")
+        for program in self.programs:
+            if program.number not in self.killed:
+                self.timeline.start(program.process, program.close)
+        auditor.is_done = True
 
-    def judge(self) -> None:
-        """Collect the violations."""
-        outcome, weather = self.outcome, self.weather
-        settling = round(DEADLINE * 1e6)
-        faults = [(start - 1000, end + settling) for start, end, _ in self.network.faults]
+    def _calls(self) -> list[HistoryCall]:
+        return [call for program in self.programs for call in read_calls(program.events, program.number)]
+
+    def judge(self, outcome: Outcome) -> None:
+        """Fill in the result of the run."""
+        injector, network = self.injector, self.network
+        faults = [(start - 1000, end + round(DEADLINE * 1e6)) for start, end, _ in network.faults]
         # By a clock that was set forward, a cancelled call may be carried out late.
-        faults += [(start, end) for worker, start, end in weather.pauses if worker < 0]
+        faults += [(pause.start, pause.end) for pause in injector.pauses if pause.worker < 0]
         history = History(
-            {subject.name: subject.specs for subject in self.subjects},
-            list(self.recorder.calls.values()),
-            losses=weather.losses,
-            pauses=[Pause(*pause) for pause in weather.pauses],
+            {name: subject.specs(subject.roomy()) for name, subject in self.subjects.items()},
+            self._calls(),
+            losses=injector.losses,
+            pauses=injector.pauses,
+            killed=self.killed,
             faults=faults,
-            slack_us=100 + weather.back_us,
+            slack_us=100 + injector.back_us,
             longest_us=round(DEADLINE * 1e6) + 60_000,
             released_within_us=150_000,
             notes={"seed": outcome.seed},
         )
-        outcome.history = history
-        outcome.calls = len(history.calls)
-        outcome.faults = {**self.network.injected}
-        cancelled = sum(call.outcome == "cancelled" for call in history.calls)
-        outcome.faults["cancel"] = cancelled
+        outcome.history, outcome.calls = history, len(history.calls)
         outcome.trace = zlib.crc32(repr(history.calls).encode())
-        outcome.violations += self.recorder.surprises + self.loop.failures
-        if self.network.unread:
+        cancelled = sum(call.outcome == "cancelled" for call in history.calls)
+        outcome.faults = {**network.injected, "cancel": cancelled}
+        outcome.violations += self.violations + self.timeline.failures
+        if network.unread:
             outcome.violations.append(
-                f"{self.network.unread} replies had arrived and were lost with their connections"
+                f"{network.unread} replies arrived and were lost with their connections"
             )
-        for found in check(history):
-            if found.kind in ("forgotten units", "too many") and has_refunded_what_was_lost(history):
-                continue
-            # To settle at more than was held takes two calls with a deadline each; to wait takes several, and time between.
-            calls = {"settle": 2, "hits": 4}.get(found.call.operation, 1)
-            if found.kind != "outlived its deadline" or not is_short_enough(history, found.call, calls):
-                outcome.violations.append(str(found))
-        errors = self.recorder.errors
-        stops = ends_at_a_deadline(weather.pauses, errors, round(DEADLINE * 1e6))
-        outcome.violations += check_errors(self.network.faults + stops, errors, SETTLING_US)
-        outcome.violations += check_places(history, self.held)
+        errors = [error for program in self.programs for error in program.errors]
+        outcome.violations += judge(history, network.faults, errors)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
+    """Disable the log and warnings."""
     logger = logging.getLogger("headgate")
-    level, logger.disabled = logger.level, True
+    logger.disabled = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
             logger.disabled = False
-            logger.setLevel(level)
-
-
-def _close(loop: SimulatedLoop) -> None:
-    """Drop everything that is left of a loop."""
-    for process in loop.processes:
-        process.ready.clear()
-        process.timers.clear()
-    loop.close()

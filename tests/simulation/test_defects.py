@@ -1,19 +1,20 @@
-"""The simulator finds defects that are put back, each among a fixed number of seeds."""
+"""The simulator finds defects that are put back."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.simulation.defects import Defect, defects, put_back
-from tests.simulation.run import run
+from tests.simulation.defects import DEFECTS, Defect, run_with
+
+SEEDS = 200
+"""Seeds that are tried if a change of the code has made the known one useless."""
 
 
-@pytest.mark.parametrize("defect", defects(), ids=lambda defect: defect.name)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_defect_is_found(defect: Defect) -> None:
-    with put_back(defect):
-        for seed in range(defect.first, defect.seeds):
-            if run(seed, defect.store, defect.faults).violations:
-                break
-        else:
-            pytest.fail(f"nothing was found in {defect.seeds} runs")
-    assert run(seed, defect.store, defect.faults).violations == []
+    for seed in (defect.seed, *range(SEEDS)):
+        if run_with(defect, seed).violations:
+            break
+    else:
+        pytest.fail(f"no violation in {SEEDS} runs; search with `python -m tests.simulation --defects`")
+    assert defect.run(seed).violations == []

@@ -1,24 +1,53 @@
-"""A fixed set of simulations: nothing is violated, and a seed replays exactly."""
+"""A fixed set of simulations: no promise is broken, a seed replays exactly, and nothing real is used."""
 
 from __future__ import annotations
 
+import re
+import socket
+import time
+from unittest.mock import patch
+
 import pytest
 
+from tests.simulation.__main__ import main
+from tests.simulation.defects import DEFECTS, put_back
 from tests.simulation.run import STORES, run
 
-SEEDS = range(1000, 1100)
-PER_TEST = 20
+SEEDS = range(1000, 1048)
+PER_TEST = 16
 
 
 @pytest.mark.parametrize("first", SEEDS[::PER_TEST])
 def test_promises_hold_under_simulated_faults(first: int) -> None:
     outcomes = [run(seed) for seed in range(first, first + PER_TEST)]
     assert [str(outcome) for outcome in outcomes if outcome.violations] == []
-    assert sum(sum(outcome.faults.values()) for outcome in outcomes) > 200
+    assert sum(sum(outcome.faults.values()) for outcome in outcomes) > 100
 
 
 @pytest.mark.parametrize("store", sorted(set(STORES)))
 def test_seed_replays_exactly(store: str) -> None:
-    for seed in range(3):
-        first, second = run(seed, store), run(seed, store)
-        assert (first.trace, first.faults) == (second.trace, second.faults)
+    first, second = run(3, store), run(3, store)
+    assert first.calls
+    assert (first.trace, first.faults) == (second.trace, second.faults)
+
+
+@pytest.mark.parametrize("store", sorted(set(STORES)))
+def test_no_socket_is_opened_and_no_real_time_passes(store: str) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a simulation used a socket, or slept")
+
+    with patch.object(time, "sleep", fail), patch.object(socket.socket, "connect", fail):
+        assert run(3, store).violations == []
+
+
+def test_failure_prints_its_seed_and_replays_with_the_same_violations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    defect = next(defect for defect in DEFECTS if defect.name == "renews with a new lease")
+    with put_back(defect, 0):
+        assert main(["--store", "redis", "--seed", "0", "--runs", "2"]) == 1
+        first = capsys.readouterr().out
+        seed = re.findall(r"^seed (\d+) on redis:$", first, re.MULTILINE)[0]
+        assert main(["--store", "redis", "--seed", seed, "--runs", "1"]) == 1
+        second = capsys.readouterr().out
+    assert second.partition("1 runs")[0] in first

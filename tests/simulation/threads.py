@@ -1,4 +1,4 @@
-"""The thread driver under a scheduler: threads that switch where a seed decides.
+"""Threads that switch where a seed decides, for the thread driver.
 
 Threads are real, but only one of them runs at a time, until it takes the driver's lock, waits or sends, and, in half of the
 runs, at some lines of the driver. There it may also be interrupted by an exception, as by a signal handler. Time is virtual.
@@ -6,58 +6,40 @@ runs, at some lines of the driver. There it may also be interrupted by an except
 
 from __future__ import annotations
 
-import heapq
-import random
+import contextlib
 import sys
 import threading
-import zlib
-from collections.abc import Callable
-from contextlib import ExitStack
-from itertools import count
+from collections.abc import Callable, Coroutine, Iterator
 from random import Random
 from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from hiredis import Reader
-from redis.exceptions import InvalidResponse
-
+import headgate.stores.redis.peer as redis_peer
 import headgate.stores.remote.batching as batching
 import headgate.stores.remote.connecting as connecting
 import headgate.stores.remote.threads as driver
-from headgate import CostTooHigh, Limiter, StoreError
 from headgate.outage._sync.gate import Circuit
-from headgate.stores.redis import RedisStore
-from headgate.stores.redis.endpoint import error_of
-from headgate.stores.redis.peer import RedisPeer
-from headgate.stores.remote.peer import PENDING
-from tests.faults.checker import check
-from tests.faults.history import History
-from tests.simulation.judge import check_places
-from tests.simulation.loop import EPOCH_US, virtual_time
-from tests.simulation.programs import DEADLINE, Recorder, Subject, random_subject
-from tests.simulation.run import Outcome, _quiet
-from tests.simulation.servers import RedisServer
+from tests.faults.actor import Interrupted, run_at_once
+from tests.simulation.network import SimulatedPoller
+from tests.simulation.timeline import Process, Timeline
 
 TRACED = (driver.__file__, batching.__file__)
-"""Where threads switch at any line."""
+"""The files in which threads switch at any line."""
 
 MOST_STEPS = 100_000
 """More than any run needs."""
 
 
-class Interrupted(Exception):
-    """An exception from a signal handler."""
-
-
 class Stopped(BaseException):
-    """Ends a thread that is left over when a run is over."""
+    """Ends a thread that is left when a run is over."""
 
 
 class SimulatedThread:
     """A thread: its condition and time limit while it waits, and whether it may be interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: Process) -> None:
+        self.process = process
         self.turn = threading.Lock()
         self.turn.acquire()
         self.is_ready: Callable[[], bool] = lambda: True
@@ -66,50 +48,70 @@ class SimulatedThread:
         self.is_done = False
 
 
-class Scheduler:
-    """Decides which thread runs, and what time it is; it also is the world around the server."""
+class Scheduler(Timeline):
+    """Decides which thread runs, and what time it is.
+
+    Args:
+        rng: The source of all random choices.
+        interrupts: The share of switches at which a thread is interrupted.
+        switches: The share of lines of the driver at which threads switch.
+
+    Attributes:
+        on_interrupt: Called when a thread is interrupted.
+        running: The thread that runs.
+    """
 
     def __init__(self, rng: Random, interrupts: float, switches: float) -> None:
-        self.rng = rng
+        super().__init__(rng)
         self.interrupts = interrupts
-        self.switches = switches
-        self.faults = 0
-        self.world = SimpleNamespace(skew_us=0)
-        self.threads: list[SimulatedThread] = []
+        self.on_interrupt: Callable[[], object] = lambda: None
+        self._switches = switches
+        self._threads: list[SimulatedThread] = []
         self.running: SimulatedThread | None = None
-        self.is_over = False
-        self.failures: list[str] = []
+        self._is_over = False
         self._main = threading.Lock()
         self._main.acquire()
-        self._now = 1000.0
-        self._events: list[tuple[float, int, Callable[[], object]]] = []
-        self._numbers = count()
         self._steps = 0
 
-    def time(self) -> float:
-        return self._now
+    def current(self) -> Process:
+        """Return the process that runs."""
+        return self.running.process if self.running is not None else self.world
 
-    def now_us(self) -> int:
-        return EPOCH_US + round((self._now - 1000.0) * 1e6)
+    def start(self, process: Process, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a thread in a process."""
+        self.spawn(lambda: run_at_once(work), process=process)
 
-    def current(self) -> Any:
-        return self.world
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a thread of the world, and all others, to their ends."""
+        self.start(self.world, work)
+        self._next()
+        self._main.acquire()
+        self._is_over, self.running = True, None
+        for thread in self._threads:
+            if not thread.is_done:
+                self.failures.append("a thread never ended")
+                thread.turn.release()
 
-    def at(self, seconds: float, event: Callable[[], object]) -> None:
-        """Schedule an event after `seconds`."""
-        heapq.heappush(self._events, (self._now + seconds, next(self._numbers), event))
+    def drop(self) -> None:
+        """Do nothing: no thread is left."""
 
-    def spawn(self, work: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
+    async def sleep(self, seconds: float) -> None:
+        """Block the running thread."""
+        self.wait(lambda: False, seconds)
+
+    def spawn(
+        self, work: Callable[..., object], arguments: tuple[Any, ...] = (), process: Process | None = None
+    ) -> None:
         """Start a thread; it runs when it is chosen."""
-        thread = SimulatedThread()
-        self.threads.append(thread)
+        thread = SimulatedThread(process or self.current())
+        self._threads.append(thread)
 
         def run() -> None:
             thread.turn.acquire()
-            if self.switches:
+            if self._switches:
                 sys.settrace(self._trace)
             try:
-                if not self.is_over:
+                if not self._is_over:
                     work(*arguments)
             except Stopped:
                 pass
@@ -121,15 +123,16 @@ class Scheduler:
 
         threading.Thread(target=run, daemon=True).start()
 
-    def run(self) -> None:
-        """Run all threads to their ends."""
-        self._next()
-        self._main.acquire()
-        self.is_over, self.running = True, None
-        for thread in self.threads:
-            if not thread.is_done:
-                self.failures.append("a thread never ended")
-                thread.turn.release()
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Allow interruptions of the running thread in a block."""
+        thread = self.running
+        assert thread is not None
+        thread.is_armed = True
+        try:
+            yield
+        finally:
+            thread.is_armed = False
 
     def point(self) -> None:
         """Switch to a random thread."""
@@ -140,23 +143,23 @@ class Scheduler:
         """Switch to a random thread at some lines of the driver."""
         if event == "call":
             return self._trace if frame.f_code.co_filename in TRACED else None
-        if event == "line" and self.rng.random() < self.switches:
+        if event == "line" and self.rng.random() < self._switches:
             self.point()
         return self._trace
 
     def wait(self, is_ready: Callable[[], bool], seconds: float) -> bool:
-        """Wait until something is so, or the time is up; return whether it is so."""
+        """Wait until a condition is true or the time is over; return whether it is true."""
         thread = self.running
         if thread is None:
             return is_ready()
         thread.is_ready, thread.until = is_ready, self._now + max(0.0, seconds)
         self._next()
         thread.turn.acquire()
-        if self.is_over:
+        if self._is_over:
             raise Stopped
         if thread.is_armed and self.rng.random() < self.interrupts:
             thread.is_armed = False
-            self.faults += 1
+            self.on_interrupt()
             raise Interrupted
         return is_ready()
 
@@ -166,22 +169,48 @@ class Scheduler:
         if self._steps == MOST_STEPS:
             self.failures.append(f"no end after {MOST_STEPS} steps")
             self._main.release()
-        if self._steps >= MOST_STEPS or self.is_over:
+        if self._steps >= MOST_STEPS or self._is_over:
             return
         while True:
-            while self._events and self._events[0][0] <= self._now:
-                heapq.heappop(self._events)[2]()
-            waiting = [thread for thread in self.threads if not thread.is_done]
-            able = [thread for thread in waiting if thread.until <= self._now or thread.is_ready()]
+            following = self._run_events()
+            waiting = [thread for thread in self._threads if not thread.is_done]
+            if not waiting:
+                self._main.release()
+                return
+            able = [thread for thread in waiting if self._can_run(thread)]
             if able:
                 self.running = self.rng.choice(able)
                 self.running.turn.release()
                 return
-            times = [thread.until for thread in waiting] + [event[0] for event in self._events[:1]]
-            if not waiting or not times:
-                self._main.release()
-                return
-            self._now = max(self._now, min(times))
+            times = [max(thread.until, thread.process.stopped_until) for thread in waiting]
+            self._now = max(self._now, min(following, *times))
+
+    def _can_run(self, thread: SimulatedThread) -> bool:
+        is_due = thread.until <= self._now or thread.is_ready()
+        return is_due and thread.process.stopped_until <= self._now
+
+    @contextlib.contextmanager
+    def patches(self) -> Iterator[None]:
+        """Replace the driver's locks, signals and threads for the length of a block."""
+
+        def call_later(seconds: float, method: Callable[..., None], *arguments: Any) -> bool:
+            def work() -> None:
+                self.wait(lambda: False, seconds)
+                method(*arguments)
+
+            self.spawn(work)
+            return True
+
+        with contextlib.ExitStack() as stack:
+            for target, name, value in (
+                (driver, "threading", SimpleNamespace(RLock=lambda: SimulatedRLock(self))),
+                (driver, "WakeUp", lambda: SimulatedWakeUp(self)),
+                (connecting, "start_new_thread", self.spawn),
+                (redis_peer, "Poller", SimulatedPoller),
+                (Circuit, "_call_later", staticmethod(call_later)),
+            ):
+                stack.enter_context(patch.object(target, name, value))
+            yield
 
 
 class SimulatedRLock:
@@ -215,208 +244,15 @@ class SimulatedRLock:
 
 
 class SimulatedWakeUp:
-    """What one thread waits for and another sets."""
+    """A signal from one thread to another."""
 
-    scheduler: Scheduler
-
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._is_set = False
 
     def wait(self, seconds: float) -> None:
-        if self.scheduler.wait(lambda: self._is_set, seconds):
+        if self._scheduler.wait(lambda: self._is_set, seconds):
             self._is_set = False
 
     def set(self) -> None:
         self._is_set = True
-
-
-class ThreadWire:
-    """A connection for threads that makes faults."""
-
-    def __init__(self, scheduler: Scheduler, server: RedisServer, disturbs: float) -> None:
-        self._scheduler = scheduler
-        self._disturbs = disturbs
-        self._reader = Reader(protocolError=InvalidResponse, replyError=error_of)
-        self._session = server.session(self)  # type: ignore[arg-type]
-        self._inbox: list[bytes] = []
-        self._is_lost = self.is_closed = False
-        self._replies: list[Any] = []
-        self._expected = 0
-
-    def is_over(self) -> bool:
-        return self._is_lost
-
-    def send(self, *message: Any) -> None:
-        """Send a message to the server; or, as its link, the server's bytes to the client."""
-        if len(message) == 2:
-            self._travel(lambda: self._inbox.append(message[1]))
-            return
-        commands, self._expected = message[0]
-        self._replies = []
-        self._travel(lambda: self._session.receive(commands))
-        self._scheduler.point()
-
-    def _travel(self, arrive: Callable[[], object]) -> None:
-        rng = self._scheduler.rng
-        seconds = rng.random() * 0.0005
-        if rng.random() < self._disturbs:
-            self._scheduler.faults += 1
-            kind = rng.choice(("lose", "late", "silence"))
-            if kind == "lose":
-                self._scheduler.at(seconds, lambda: setattr(self, "_is_lost", True))
-            if kind != "late":
-                return
-            seconds += rng.choice((0.02, 0.5, 1.5)) * rng.random()
-        self._scheduler.at(seconds, lambda: None if self._is_lost else arrive())
-
-    def wait(self, seconds: float) -> bool:
-        return self._scheduler.wait(lambda: bool(self._inbox or self._is_lost), seconds)
-
-    def receive(self) -> Any:
-        while self._inbox:
-            self._reader.feed(self._inbox.pop(0))
-        while (reply := self._reader.gets()) is not False:
-            self._replies.append(reply)
-        if len(self._replies) >= self._expected:
-            return self._replies
-        if self._is_lost:
-            raise ConnectionResetError("the server has closed the connection")
-        return PENDING
-
-    def close(self) -> None:
-        self.is_closed = self._is_lost = True
-
-
-class Caller:
-    """A thread that calls limiters."""
-
-    def __init__(
-        self, scheduler: Scheduler, limiters: Any, subjects: list[Subject], calls: int, recorder: Recorder
-    ) -> None:
-        self._scheduler = scheduler
-        self._limiters = limiters
-        self._subjects = subjects
-        self._calls = calls
-        self._rng = Random(scheduler.rng.random())
-        self._recorder = recorder
-        self._holds: list[tuple[Any, Subject, int]] = []
-
-    def run(self) -> None:
-        for _ in range(self._calls):
-            if self._holds and self._rng.random() < 0.5:
-                self._settle()
-            else:
-                self._decide()
-            self._scheduler.wait(lambda: False, self._rng.random() * 0.003)
-
-    def _settle(self) -> None:
-        hold, subject, number = self._holds.pop(self._rng.randrange(len(self._holds)))
-        cost = self._rng.choice((0, 1))
-        self._call("settle", subject, cost, lambda: hold.settle(subject.cost(cost)), number)
-
-    def _decide(self) -> None:
-        rng = self._rng
-        subject = rng.choice(self._subjects)
-        cost = rng.choice((1, 1, 2))
-        operation = (
-            "hold" if subject.has_places or rng.random() < 0.4 else rng.choice(("hit", "hit", "check"))
-        )
-        decide = getattr(self._limiters[subject.name], operation)
-        made = self._call(operation, subject, cost, lambda: decide(subject.key("a"), subject.cost(cost)))
-        if operation == "hold" and made is not None and made[0].allowed:
-            self._holds.append((made[0], subject, made[1]))
-
-    def _call(
-        self, operation: str, subject: Subject, cost: int, make: Callable[[], Any], hold: int | None = None
-    ) -> tuple[Any, int] | None:
-        recorder, thread = self._recorder, self._scheduler.running
-        assert thread is not None
-        call = recorder.begin(0, operation, subject.name, "a", cost, hold=hold)
-        try:
-            thread.is_armed = True
-            try:
-                answer = make()
-            finally:
-                thread.is_armed = False
-        except CostTooHigh:
-            recorder.finish(call, "nothing")
-            return None
-        except (StoreError, Interrupted) as error:
-            recorder.finish(call, "unknown")
-            if isinstance(error, StoreError) and not self._scheduler.faults:
-                recorder.surprises.append(f"{operation} failed without a fault: {error!r}")
-            return None
-        recorder.finish_with(call, answer)
-        return answer, call[1]
-
-
-def run_threads(seed: int) -> Outcome:
-    """Run one simulation of threads and judge it."""
-    rng = Random(seed)
-    outcome = Outcome(seed, "redis in threads")
-    scheduler = Scheduler(rng, interrupts=rng.choice((0.0, 0.0, 0.01)), switches=rng.choice((0.0, 0.05)))
-    disturbs = rng.choice((0.0, 0.0, 0.02, 0.1))
-    server = RedisServer(scheduler)  # type: ignore[arg-type]
-    subjects = [random_subject(rng, f"limiter-{i}") for i in range(rng.choice((1, 2)))]
-    recorder = Recorder(server.now_us)
-
-    def connect(peer: Any, seconds: float) -> ThreadWire:
-        scheduler.wait(lambda: False, rng.random() * 0.001)
-        return ThreadWire(scheduler, server, disturbs)
-
-    def call_later(seconds: float, method: Callable[..., None], *arguments: Any) -> bool:
-        def work() -> None:
-            scheduler.wait(lambda: False, seconds)
-            method(*arguments)
-
-        scheduler.spawn(work)
-        return True
-
-    wakeup = type("WakeUp", (SimulatedWakeUp,), {"scheduler": scheduler})
-    with ExitStack() as stack:
-        stack.enter_context(virtual_time(scheduler))  # type: ignore[arg-type]
-        stack.enter_context(_quiet())
-        for target, name, value in (
-            (random, "SystemRandom", lambda: Random(rng.random())),
-            (driver, "new_rlock", lambda: SimulatedRLock(scheduler)),
-            (driver, "WakeUp", wakeup),
-            (connecting, "start_new_thread", scheduler.spawn),
-            (RedisPeer, "connect", connect),
-            (Circuit, "_call_later", staticmethod(call_later)),
-        ):
-            stack.enter_context(patch.object(target, name, value))
-        store = RedisStore("redis://10.0.0.1", deadline=DEADLINE)
-        limiters = {
-            s.name: Limiter(*s.rules, name=s.name, store=store, on_store_error="raise") for s in subjects
-        }
-        calls = rng.choice((3, 10, 20))
-        for _ in range(rng.choice((1, 2, 3, 8))):
-            scheduler.spawn(Caller(scheduler, limiters, subjects, calls, recorder).run)
-        scheduler.run()
-        store.close()
-    is_disturbed = disturbs or scheduler.interrupts
-    history = History(
-        {subject.name: subject.specs for subject in subjects},
-        list(recorder.calls.values()),
-        faults=[(0, 2**62)] if is_disturbed else [],
-        slack_us=100,
-        longest_us=round(DEADLINE * 2.2e6),
-    )
-    outcome.history, outcome.calls = history, len(history.calls)
-    outcome.faults = {"threads": scheduler.faults}
-    outcome.trace = zlib.crc32(repr(history.calls).encode())
-    outcome.violations += recorder.surprises + scheduler.failures + [str(found) for found in check(history)]
-    outcome.violations += check_places(history, _held(server, subjects))
-    return outcome
-
-
-def _held(server: RedisServer, subjects: list[Subject]) -> dict[tuple[str, int, str], tuple[int, bool]]:
-    """Return the places that the server has in the end."""
-    held = {}
-    for subject in subjects:
-        for i, rule in enumerate(subject.rules):
-            if rule.kind == "concurrent":
-                parts = (subject.name.encode(), rule.name.encode())
-                states = [state for key, state in server.states.items() if all(part in key for part in parts)]
-                held[subject.name, i, "a"] = sum(sum(state[4::3]) for state in states), True
-    return held

@@ -80,10 +80,10 @@ waited: Decision = limiter.wait("alice", timeout=5)
 with limiter.hold("alice", cost=100) as hold:
     hold.settle(call_llm("hello"))
 
-asked = limiter.hold("alice")
-if asked:
-    asked.release()
-held: Decision = asked.decision
+taken = limiter.hold("alice", timeout=5)
+if taken:
+    taken.release()
+held: Decision = taken.decision
 
 
 # --- Guards: the decorated function keeps its signature
@@ -99,6 +99,12 @@ def post(user: str, text: str) -> int:
     return len(user + text)
 
 
+@limiter.guard
+def count(words: list[str]) -> int:
+    return len(words)
+
+
+words: int = count(["a", "b"])
 text: str = report(3, detailed=True)
 size: int = post("alice", "hello")
 report("march")  # type: ignore[arg-type]
@@ -137,7 +143,16 @@ async def fetch(url: str) -> bytes:
     return url.encode()
 
 
+@several.guard
+async def load(number: int) -> str:
+    return str(number)
+
+
 async def main() -> None:
+    loaded: str = await load(5)
+    print(loaded)
+    with several.hold("alice"):  # type: ignore[attr-defined]
+        pass
     body: bytes = await fetch("https://example.org")
     print(body)
     async with AsyncLimiter("5/minute") as short_lived:
@@ -177,6 +192,7 @@ with Limiter("5/minute", name="jobs", store="sqlite:///limits.db") as closing:
 limiter.hit(42)  # type: ignore[arg-type]
 limiter.hit("alice", cost=1.5)  # type: ignore[arg-type]
 sliding_window("5/minute", burst=3)  # type: ignore[call-arg]
+Limiter("5/minute", burst=3)  # type: ignore[arg-type]
 decision.allowed = True  # type: ignore[misc]
 
 # --- Units, moved holds, places, calendars, quotas from data

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headgate import AsyncHold, AsyncLimiter, Hold, Limiter
+from headgate._async.hold import PendingHold
 
 AnyLimiter = Limiter | AsyncLimiter
 AnyHold = Hold | AsyncHold
@@ -21,7 +22,7 @@ async def done(result: Any) -> Any:
 @asynccontextmanager
 async def entered(manager: Any) -> AsyncIterator[Any]:
     """Enter a context manager of either kind."""
-    if hasattr(manager, "__aenter__"):
+    if isinstance(manager, AsyncLimiter | PendingHold | AsyncHold):
         async with manager as value:
             yield value
     else:

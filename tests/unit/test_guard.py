@@ -10,6 +10,7 @@ import pytest
 
 from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, RateLimited, sliding_window
 from headgate.testing import FakeClock
+from tests.unit.flavours import done
 
 
 def test_a_guarded_function_is_called_only_if_the_units_are_admitted(clock: FakeClock) -> None:
@@ -55,7 +56,9 @@ def test_key_cost_and_tier_may_be_functions_of_the_arguments(clock: FakeClock) -
     limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}), clock=clock)
 
     @limiter.guard(
-        lambda user, size: user, lambda user, size: size, tier=lambda user, size: "pro" if size > 5 else None
+        key=lambda user, size: user,
+        cost=lambda user, size: size,
+        tier=lambda user, size: "pro" if size > 5 else None,
     )
     def upload(user: str, size: int) -> int:
         return size
@@ -71,7 +74,9 @@ def test_key_cost_and_tier_may_be_functions_of_the_arguments(clock: FakeClock) -
 async def test_key_cost_and_tier_of_a_coroutine_may_be_functions_too(clock: FakeClock) -> None:
     limiter = AsyncLimiter(sliding_window("5/minute", scope="user", tiers={"pro": "50/minute"}), clock=clock)
 
-    @limiter.guard(lambda user, size: {"user": user}, lambda user, size: size, tier=lambda user, size: "pro")
+    @limiter.guard(
+        key=lambda user, size: {"user": user}, cost=lambda user, size: size, tier=lambda user, size: "pro"
+    )
     async def upload(user: str, size: int) -> int:
         return size
 
@@ -121,7 +126,7 @@ def test_methods_can_be_guarded_by_their_instance(clock: FakeClock) -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        @limiter.guard(lambda self: self.name)
+        @limiter.guard(key=lambda self: self.name)
         def pay(self) -> str:
             return self.name
 
@@ -129,6 +134,26 @@ def test_methods_can_be_guarded_by_their_instance(clock: FakeClock) -> None:
     assert Account("bob").pay() == "bob"
     with pytest.raises(RateLimited):
         Account("ada").pay()
+
+
+def return_number(number: int) -> int:
+    return number
+
+
+def return_same(number: int) -> int:
+    return number
+
+
+async def async_return_number(number: int) -> int:
+    return number
+
+
+async def async_return_same(number: int) -> int:
+    return number
+
+
+PLAIN_WORK = (return_number, return_same)
+ASYNC_WORK = (async_return_number, async_return_same)
 
 
 async def coroutine_function() -> None:
@@ -153,10 +178,32 @@ def test_a_plain_function_is_referred_to_the_other_limiter() -> None:
             AsyncLimiter("5/minute").guard("ada")(function)
 
 
-def test_a_decorator_without_its_brackets_is_an_error_at_the_first_call() -> None:
-    """`@limiter.guard` takes the function for the key; calling it must not quietly do nothing."""
-    decorated: Any = Limiter("5/minute").guard(plain_function)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"write @limiter\.guard\(\.\.\.\) with its brackets"):
-        decorated("argument")
-    with pytest.raises(TypeError):
-        decorated()
+@pytest.mark.parametrize("brackets", [True, False])
+async def test_guard_without_a_key_counts_all_calls_of_the_function(
+    flavour: type[Limiter] | type[AsyncLimiter], brackets: bool, clock: FakeClock
+) -> None:
+    limiter: Any = flavour("2/minute", clock=clock)
+    guard = limiter.guard() if brackets else limiter.guard
+    work, other = map(guard, ASYNC_WORK if flavour is AsyncLimiter else PLAIN_WORK)
+    assert [await done(work(5)), await done(work(number=6))] == [5, 6]
+    with pytest.raises(RateLimited):
+        await done(work(7))
+    assert await done(other(8)) == 8, "each function has its count"
+    assert work.__wrapped__.__name__.endswith("return_number")
+
+
+async def test_guard_without_brackets_needs_no_key_for_a_shared_rule(
+    flavour: type[Limiter] | type[AsyncLimiter], clock: FakeClock
+) -> None:
+    limiter: Any = flavour(sliding_window("1/minute", scope="*"), clock=clock)
+    work, other = map(limiter.guard, ASYNC_WORK if flavour is AsyncLimiter else PLAIN_WORK)
+    assert await done(work(5)) == 5
+    with pytest.raises(RateLimited):
+        await done(other(6))
+
+
+def test_lambda_in_the_place_of_the_function_is_an_error() -> None:
+    """It would be guarded, and the function that it decorates would not."""
+    for limiter in (Limiter("5/minute"), AsyncLimiter("5/minute")):
+        with pytest.raises(ConfigError, match=r"write @limiter\.guard\(key=lambda …\)"):
+            limiter.guard(lambda user: user)  # type: ignore[call-overload]

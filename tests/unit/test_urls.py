@@ -58,3 +58,17 @@ def test_a_limiter_does_not_repeat_such_a_url() -> None:
     with pytest.raises(ConfigError, match="%2F") as refused:
         Limiter("1/minute", name="x", store="redis://ada:hunter2secret/x@localhost:6379/0")
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("reddis://:secret@host", "redis://"),
+        ("sqlit:///x.db", "sqlite://"),
+        ("postgress://h/d", "postgres://"),
+    ],
+)
+def test_a_misspelt_scheme_is_answered_with_the_right_one(url: str, expected: str) -> None:
+    scheme = url.partition(":")[0]
+    with pytest.raises(ConfigError, match=f"^no store is known for '{scheme}': write {expected}$"):
+        Limiter("1/minute", name="a", store=url)

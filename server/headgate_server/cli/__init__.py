@@ -103,7 +103,7 @@ def _not_installed(options: argparse.Namespace) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = make_parser()
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:
+    if unknown and options.command is not _not_installed:
         hint = ""
         if not unknown[0].startswith("-"):
             hint = f"; write --config {unknown[0]} for a policy file" if hasattr(options, "config") else ""

@@ -176,7 +176,7 @@ class HoldBook:
             UnknownHold: No hold has this id, it has expired, or another worker took it while the store was down.
             HoldBusy: Another call is confirming it.
             StoreError: The store cannot be reached; or it failed after the hold became final.
-            CostTooHigh: The cost is above what a rule can count.
+            CostTooHigh: The cost exceeds the range of a rule.
             ConfigError: The cost is not a whole number, or names a unit that the limiter does not count.
         """
         local = self._local.get(hold_id)
@@ -272,7 +272,7 @@ class HoldBook:
         return HoldResult(decision, stored.hold_id, _expires_after(decision, hold))
 
     async def tidy(self) -> None:
-        """Drop expired holds, and call the limiters' hooks for those that were never settled.
+        """Drop expired holds, and call the limiters' hooks for holds that were never settled.
 
         Call it more often than every `MARGIN` seconds. A worker that settles a hold of another worker calls its own hooks,
         and the worker that took the hold calls none. So the units of open holds add up over all workers.
@@ -319,7 +319,7 @@ class HoldBook:
         )
 
     def _stores(self, hold_id: str) -> Iterator[tuple[AsyncNotes, bool]]:
-        """Yield the stores that may have a record, each once; first, and marked as likely, the one that the id hints at.
+        """Yield the stores that may have a record, each once; the one that the id names is first and likely.
 
         The others are for holds of a limiter that the policy no longer has, or has in another store.
         """

@@ -59,7 +59,7 @@ class RestoredHold:
         """Refuse a cost that could not be recorded even in a fresh state, before it becomes final.
 
         Raises:
-            CostTooHigh: The excess is above what a rule can count.
+            CostTooHigh: The excess exceeds the range of a rule.
             ConfigError: The cost is not a whole number, or names a unit that the limiter does not count.
         """
         held = self._units.costs(self._cost)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection under uvicorn's server, with bounds on what a client may send and leave unread."""
+"""One HTTP/1.1 connection under uvicorn's server, with bounds on requests and unread responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD_SECONDS = 10.0
 """Seconds until the first head on a new connection, and for any head to arrive once it has begun."""
 
 UNREAD_SECONDS = 10.0
-"""Seconds for which a client may read nothing of what was written to it."""
+"""Seconds after which a client that does not read is cut."""
 
 MAX_PIPELINED = 4
 """Requests of a connection that wait for the one before them."""
@@ -43,7 +43,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class BoundedProtocol(OutputProtocol):
-    """One connection; the arguments are those that uvicorn passes.
+    """One connection; uvicorn passes the arguments.
 
     Attributes:
         early: Input that the client had sent when the connection was accepted.
@@ -96,7 +96,7 @@ class BoundedProtocol(OutputProtocol):
         self._awaited_since: float | None = None
         """Since when a head is awaited that has not arrived completely; `None` if none is awaited."""
         self._idle_since: float | None = None
-        """When the last request was answered, if there is no other."""
+        """When the last request was answered, if no other is waiting."""
         self._rest = b""
         """Input that waits until there is room in the pipeline."""
         self._last_response = b""
@@ -157,7 +157,7 @@ class BoundedProtocol(OutputProtocol):
         self.resume_writing()
 
     def eof_received(self) -> bool:
-        """Answer the requests of a client that sends no more; close the connection if there are none."""
+        """Answer the requests of a client that sends no more; without requests, close the connection."""
         if self._rest:
             return True  # earlier input waits; the end is read again after it
         if self.pipeline and self.pipeline[-1].has_more:

@@ -33,7 +33,7 @@ Not all that wait, because other workers accept some of them.
 """
 
 ACCEPTED_AT_CAP = 8
-"""Connections accepted per iteration at the cap: those that make room stay open until the next iteration."""
+"""Connections accepted per iteration at the cap: connections that are cut for them stay open until the next iteration."""
 
 OTHER_WORKERS_SECONDS = 0.001
 """Seconds for which a worker that accepted connections leaves the rest to other workers, which may have to wake up first."""
@@ -102,7 +102,7 @@ class HttpServer(uvicorn.Server):
         for listener in sockets or ():
             listener.setblocking(False)
             self._listen(listener)
-        # Present objects stay for ever, and requests leave cycles behind only when they fail.
+        # Present objects are never freed, and requests leave cycles behind only when they fail.
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD)
         self._started_callback()
@@ -134,7 +134,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _wait_for_connections(self, seconds: float) -> None:
-        """Wait until all connections and requests have ended, at most `seconds`, unless the stop is forced."""
+        """Wait for the end of all connections and requests, at most `seconds`, unless the stop is forced."""
         state = self.server_state
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""Replay of logged traffic against a policy, decided by the functions that decide live."""
+"""Replay of logged traffic through a policy, decided by the same functions as live traffic."""
 
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.report import make_report, report_text

@@ -1,4 +1,4 @@
-"""What goes wrong with a log, as a whole or in one line."""
+"""Errors of a log or of one line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from headgate import ConfigError
 
 
 class ReplayError(ConfigError):
-    """The log cannot be replayed as asked; the message says what to write instead."""
+    """The log cannot be replayed with these options; the message contains a suggestion."""
 
 
 class BadLine(Exception):
-    """One line cannot be read. It is counted and shown in the report, and reading goes on.
+    """An invalid line. It is counted and shown in the report.
 
     Args:
-        reason: Why, in a few words; lines are counted by it, so it must not contain the line.
+        reason: The reason in a few words, without parts of the line, because lines are counted by reason.
     """
 
     def __init__(self, reason: str) -> None:

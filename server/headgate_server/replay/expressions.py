@@ -1,20 +1,20 @@
-r"""Expressions that make a key, cost, tier or route from the fields of a line.
+r"""Expressions for key, cost, tier and route, from the fields of a line.
 
-An expression is text with fields in braces; `{{` and `}}` are plain braces. A field may be followed by filters:
+An expression is text with fields in braces; `{{` and `}}` are plain braces. A field may have filters:
 
     {client}                            a field
-    {user|or:client}                    another field where the first is missing
-    {http_x_api_key|default:anonymous}  a text where it is missing
+    {user|or:client}                    another field if the first is missing
+    {http_x_api_key|default:anonymous}  a text if it is missing
     {path|match:^/api/(\w+)}            the first group of a pattern; missing if it does not match
     {bytes|per:1024}                    a number divided, rounded up: for costs
     {path|shape}                        numbers and ids in a path replaced by `:id`
-    {client|network}                    an address as Headgate counts it: IPv6 by /64, without a port
-    {plan|map:gold=pro,silver=free}     other words; missing if no word fits
-    {user|hash}                         a digest with a salt of this run, so that a report can be passed on
+    {client|network}                    an address as Headgate counts it: IPv6 as /64, without a port
+    {plan|map:gold=pro,silver=free}     replacements; missing if no word matches
+    {user|hash}                         a digest with a random salt, for reports that are shared
     {user|lower}  {method|upper}
 
-`\|`, `\{` and `\}` stand for these characters in what follows a colon. Nothing is ever evaluated as code. A field is missing
-if the line does not have it, or has it empty or as `-`; then the whole expression is missing.
+After a colon, write `\|`, `\{` and `\}` for these characters. Nothing is evaluated as code. A field is missing if the line
+does not have it, or if it is empty or `-`; then the whole expression is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -30,7 +29,7 @@ from headgate.http import peer_key
 from headgate_server.replay.errors import ReplayError
 
 Row = Any
-"""A line as its format has read it; only that format's own getters look inside."""
+"""A parsed line; its type depends on the format."""
 
 Value = TypeVar("Value")
 Getter = Callable[[Row], str | None]
@@ -45,26 +44,24 @@ _ID = re.compile(
 )
 _IPV6_PREFIX = 64
 _SALT = secrets.token_bytes(16)
-_REMEMBERED = 16_384
-_LONGEST_REMEMBERED = 256
 
 
 def compile_expression(text: str, lookup: Lookup) -> Getter:
-    """Return a function that makes the text of an expression from a line.
+    """Return a function from a line to the text of an expression.
 
     Args:
         text: The expression.
-        lookup: Returns the getter of a field, and raises ReplayError if lines cannot have it.
+        lookup: Returns the getter of a field; raises ReplayError if lines cannot have it.
 
     Raises:
-        ReplayError: It is not valid, or names an unknown field or filter.
+        ReplayError: The expression is invalid, or has an unknown field or filter.
     """
     pieces: list[str | Getter] = []
     for found in _PIECE.finditer(text):
         inside, stray, plain = found.groups()
         if stray:
             raise ReplayError(
-                f"expression {text!r}: a {stray!r} alone at position {found.start() + 1}; write {stray * 2!r} if it is meant"
+                f"expression {text!r}: single {stray!r} at position {found.start() + 1}; write {stray * 2!r} for a brace"
             )
         pieces.append(_field(inside, lookup, text) if inside is not None else plain or found[0][0])
     if len(pieces) == 1 and not isinstance(pieces[0], str):
@@ -131,7 +128,7 @@ def _filtered(getter: Getter, change: Filter) -> Getter:
 
 def _filter(kind: str, argument: str, text: str) -> Filter:
     if kind in ("match", "map", "per") and not argument:
-        raise ReplayError(f"expression {text!r}: {kind} needs something after it, as in {{path|{kind}:…}}")
+        raise ReplayError(f"expression {text!r}: {kind} needs an argument, as in {{path|{kind}:…}}")
     if kind == "match":
         return _matcher(argument, text)
     if kind == "map":
@@ -141,8 +138,8 @@ def _filter(kind: str, argument: str, text: str) -> Filter:
     plain = _PLAIN.get(kind)
     if plain is None or argument:
         known = ", ".join(["or", "default", "match", "map", "per", *_PLAIN])
-        problem = f"there is no filter {kind!r}" if plain is None else f"{kind} has nothing after it"
-        raise ReplayError(f"expression {text!r}: {problem}; there is {known}")
+        problem = f"unknown filter {kind!r}" if plain is None else f"{kind} has no argument"
+        raise ReplayError(f"expression {text!r}: {problem}; the filters are {known}")
     return plain
 
 
@@ -163,38 +160,28 @@ def _matcher(pattern: str, text: str) -> Filter:
 def _mapper(argument: str, text: str) -> Filter:
     pairs = [pair.partition("=") for pair in argument.split(",")]
     if not all(word.strip() and equals for word, equals, _ in pairs):
-        raise ReplayError(f"expression {text!r}: map is written as map:gold=pro,silver=free")
+        raise ReplayError(f"expression {text!r}: write map as map:gold=pro,silver=free")
     return {word.strip(): other.strip() for word, _, other in pairs}.get
 
 
 def _divider(argument: str, text: str) -> Filter:
     if not (argument.isascii() and argument.isdigit() and int(argument)):
-        raise ReplayError(
-            f"expression {text!r}: per is followed by a whole number of at least 1, not {argument!r}"
-        )
+        raise ReplayError(f"expression {text!r}: per needs a whole number of at least 1, not {argument!r}")
     divisor = int(argument)
 
     def divide(value: str) -> str | None:
-        # Other text stays unchanged: where a number is needed, the line is then counted as bad.
+        # Other text is unchanged; as a cost, it makes the line invalid.
         return str(-(int(value) // -divisor)) if value.isascii() and value.isdigit() else value
 
     return divide
 
 
 def _network(value: str) -> str:
-    return peer_key(value, _IPV6_PREFIX)  # which remembers
+    return peer_key(value, _IPV6_PREFIX)  # cached
 
 
 def _shape(value: str) -> str:
-    path = value.partition("?")[0]
-    return _known_shape(path) if len(path) <= _LONGEST_REMEMBERED else _new_shape(path)
-
-
-def _new_shape(path: str) -> str:
-    return _ID.sub(":id", path)
-
-
-_known_shape = lru_cache(_REMEMBERED)(_new_shape)
+    return _ID.sub(":id", value.partition("?")[0])
 
 
 def _hash(value: str) -> str:

@@ -1,7 +1,6 @@
-"""Fields of a log line: the few names that work with every format, and the format type.
+"""Fields of a log line: common names for every format, and the format type.
 
-A format reads one line at a time and knows nothing of files and policies. Besides the common names below, a field has the
-name that the log gives it.
+A format parses single lines. Besides the common names below, fields have their names in the log.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     ),
     "bytes": (*("bytes", "size", "body_bytes_sent", "bytes_sent", "response_size", "DownstreamContentSize"),),
 }
-"""By common name, the names that logs use for it; a line's first match counts."""
+"""Names of a field in logs, by its common name, in the order of preference."""
 
 Value = Callable[[Row], object]
-"""Returns a field of a line as the line has it."""
+"""Returns the unconverted value of a field."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFormat:
-    """One way to write a log.
+    """A log format.
 
     Attributes:
         name: The name of the format in reports.
-        read: Parses a line; raises BadLine if it is not written in this format.
-        own: Returns how to get a field by the name that the log gives it, or `None` if no line can have it.
+        read: Parses a line; raises BadLine if it is invalid.
+        own: Returns the getter of a field by its name in the log, or `None` if lines cannot have it.
         names: The fields of every line, for error messages; empty if lines differ.
-        time_name: The field with the time, instead of the known names.
+        time_name: The field with the time, instead of the common names.
     """
 
     name: str
@@ -67,31 +66,31 @@ class LogFormat:
     time_name: str | None = None
 
     def time(self) -> Value:
-        """Return the function that gets the time of a line, as it is written.
+        """Return the getter of the unconverted time.
 
         Raises:
-            ReplayError: No field is known as the time.
+            ReplayError: The format has no known time field.
         """
         names = ALIASES["time"] if self.time_name is None else (self.time_name,)
         found = [value for value in map(self.own, names) if value is not None]
         if not found:
             raise ReplayError(
-                f"the format has no time: name the field with --time, or use $time_local, $time_iso8601 or $msec of "
-                f"nginx, or %t of Apache. There is {', '.join(self.names)}"
+                f"the format has no time; set its field with --time, or use $time_local, $time_iso8601 or $msec of "
+                f"nginx, or %t of Apache. The fields are {', '.join(self.names)}"
             )
         return first_of(found)
 
     def getter(self, name: str) -> Getter:
-        """Return the function that gets a field of a line as text, or `None` if it is missing.
+        """Return the getter of a field as text, which returns `None` if the field is missing.
 
         Raises:
-            ReplayError: No line of this format can have it.
+            ReplayError: Lines of this format cannot have the field.
         """
         getters = list(self._getters(name))
         if not getters:
             usable = [common for common in ALIASES if common != "time" and any(self._getters(common))]
             known = ", ".join(dict.fromkeys([*usable, *self.names]))
-            raise ReplayError(f"there is no field {name!r} in this log ({self.name}); it has {known}")
+            raise ReplayError(f"unknown field {name!r} in this log ({self.name}); use one of {known}")
         return first_of(getters)
 
     def _getters(self, name: str) -> Iterator[Getter]:
@@ -106,7 +105,7 @@ class LogFormat:
 
 
 def _as_text(value_of: Value) -> Getter:
-    """Return a field as text. Empty text and `-` mean that it is missing; of an array, the first entry counts."""
+    """Return the getter of a field as text: missing if empty or `-`; of an array, the first entry."""
 
     def get(row: Row) -> str | None:
         value = value_of(row)
@@ -122,7 +121,7 @@ def _as_text(value_of: Value) -> Getter:
 
 
 def _part_of_target(name: str, target: Getter) -> Getter:
-    """Return how to get `path` or `query` from a target such as `/index.html?page=2`."""
+    """Return the getter of `path` or `query` from a target such as `/index.html?page=2`."""
     is_path = name == "path"
 
     def get(row: Row) -> str | None:
@@ -136,7 +135,7 @@ def _part_of_target(name: str, target: Getter) -> Getter:
 
 
 def _part_of_request(name: str, request: Getter) -> Getter:
-    """Return how to get `method` or `target` from a request line such as `GET /index.html HTTP/1.1`."""
+    """Return the getter of `method` or `target` from a request line such as `GET /index.html HTTP/1.1`."""
     index = 0 if name == "method" else 1
 
     def get(row: Row) -> str | None:

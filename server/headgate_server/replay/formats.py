@@ -1,7 +1,7 @@
-"""Log formats: JSON, CSV, the common and combined formats, and formats as nginx and Apache are configured with.
+"""Log formats: JSON, CSV, common, combined, and the configured formats of nginx and Apache.
 
-A format of text becomes a pattern once. Each field ends where the text after it begins; inside quotes a backslash escapes.
-So a line is read in time proportional to its length.
+A text format is compiled to a pattern. A field ends at the first character of the text after it; in quotes, a backslash
+escapes. So a line is parsed in linear time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _APACHE_LETTERS = {
     "v": "server_name",
     "V": "host",
 }
-"""The names that nginx has for fields of Apache; others keep their letter as their name."""
+"""Names of nginx for fields of Apache; other fields are named by their letter."""
 _APACHE_NAMED = {"i": "http_", "o": "sent_http_", "e": "env_", "C": "cookie_", "n": "note_", "a": "peer_"}
 _APACHE_EPOCHS = {"%s"} | {
     moment + unit for moment in ("", "begin:", "end:") for unit in ("sec", "msec", "usec")
@@ -66,11 +66,11 @@ _APACHE_EPOCHS = {"%s"} | {
 def choose_format(
     wanted: str, first_lines: Sequence[str], source: str, time: str | None
 ) -> tuple[LogFormat, bool]:
-    """Return the format of a log, and whether its first line names columns.
+    """Return the format of a log, and whether its first line is a header.
 
     Args:
-        wanted: A name out of `NAMED`, `csv:` and columns, a format of nginx or Apache, or `auto`.
-        first_lines: The first few lines that are not empty.
+        wanted: One of `NAMED`, `csv:` with columns, a format of nginx or Apache, or `auto`.
+        first_lines: The first lines that are not empty.
         source: The name of the log in errors.
         time: The field with the time, for JSON and CSV.
 
@@ -94,13 +94,13 @@ def choose_format(
     if "%" in wanted:
         return apache(wanted), False
     raise ReplayError(
-        f"there is no format {wanted!r}; there is {', '.join(NAMED)}, or write it as nginx ('$remote_addr …') or "
-        f"Apache ('%h …') is configured with"
+        f"unknown format {wanted!r}; use {', '.join(NAMED)}, or the log format of nginx ('$remote_addr …') or "
+        f"Apache ('%h …')"
     )
 
 
 def _detected(first_lines: Sequence[str], source: str, time: str | None) -> tuple[LogFormat, bool]:
-    for line in first_lines:  # the first one may be broken
+    for line in first_lines:  # the first one may be incomplete
         if line.startswith("{"):
             try:
                 name = RECORDED if is_recorded(json.loads(line)) else "json"
@@ -116,11 +116,11 @@ def _detected(first_lines: Sequence[str], source: str, time: str | None) -> tupl
     if _is_header(header):
         return csv_format(header, time), True
     shown = f"; it begins with {header[:80]!r}" if header else "; it is empty"
-    raise ReplayError(f"{source}: its first lines do not show its format{shown}. Name it with --format")
+    raise ReplayError(f"{source}: the format was not detected{shown}. Set it with --format")
 
 
 def _is_header(line: str) -> bool:
-    """Return whether a line looks like names of columns: at least two, none of them a number."""
+    """Return whether a line looks like a header: at least two names, none of them a number."""
     try:
         names = csv_format(line).names
     except ReplayError:
@@ -129,9 +129,9 @@ def _is_header(line: str) -> bool:
 
 
 def json_format(time: str | None = None) -> LogFormat:
-    """Return the format of JSON objects, one to a line.
+    """Return the format of JSON objects, one per line.
 
-    A name with dots leads into objects: `request.headers.User-Agent`.
+    A name with dots is a path through objects: `request.headers.User-Agent`.
     """
     return LogFormat("json", _read_json, _json_value, time_name=time)
 
@@ -142,12 +142,12 @@ def _read_json(line: str) -> Row:
     except (ValueError, RecursionError):
         raise BadLine("not JSON") from None
     if not isinstance(row, dict):
-        raise BadLine("JSON, but no object")
+        raise BadLine("not a JSON object")
     return row
 
 
 def _json_value(name: str) -> Value:
-    """Return how to get a value by its name, or else by its path through objects."""
+    """Return the getter of a value by its name, or by its path through objects."""
     path = name.split(".")
     if len(path) == 1:
         return lambda row: row.get(name)
@@ -166,14 +166,14 @@ def _json_value(name: str) -> Value:
 
 
 def csv_format(columns: str, time: str | None = None) -> LogFormat:
-    """Return the format of values between commas, semicolons, tabs or bars, whichever the header has most of.
+    """Return the format of values with a separator: the most frequent of comma, semicolon, tab and bar in the header.
 
     Args:
-        columns: The names of the columns, as the first line of a log has them.
-        time: The column with the time, instead of the known names.
+        columns: The names of the columns, as in the header of a log.
+        time: The column with the time, instead of the common names.
 
     Raises:
-        ReplayError: The columns have no names, or the same name twice.
+        ReplayError: A name is empty or used twice.
     """
     delimiter = max(_DELIMITERS, key=columns.count)
     try:
@@ -183,8 +183,8 @@ def csv_format(columns: str, time: str | None = None) -> LogFormat:
     names = [name.strip().removeprefix("\ufeff") for name in names]
     if not names or len(set(names)) != len(names) or not all(names):
         raise ReplayError(
-            f"the first line of a CSV log names its columns, each once, which {columns[:200]!r} does not; "
-            f"name them as --format csv:time,client,path"
+            f"the first line of a CSV log must have a different name for each column, not {columns[:200]!r}; "
+            f"or set the names with --format csv:time,client,path"
         )
 
     def read(line: str) -> Row:
@@ -202,20 +202,20 @@ def csv_format(columns: str, time: str | None = None) -> LogFormat:
 def _text_format(
     name: str, pattern: re.Pattern[str], names: tuple[str, ...], *, whole_line: bool = True
 ) -> LogFormat:
-    """Return the format of lines that a pattern splits into fields, with a group for each name."""
+    """Return a format defined by a pattern with a group for each name."""
     match = pattern.fullmatch if whole_line else pattern.match
 
     def read(line: str) -> Row:
         found = match(line)
         if found is None:
-            raise BadLine(f"not a line of the format {name}")
+            raise BadLine(f"does not match the format {name}")
         return found.groups()
 
     return LogFormat(name, read, _by_position(names), names)
 
 
 def _by_position(names: Sequence[str]) -> Callable[[str], Value | None]:
-    """Return how to get a field of a row with values in the order of `names`."""
+    """Return a function from a name to the getter of its value, for rows in the order of `names`."""
 
     def own(name: str) -> Value | None:
         if name not in names:
@@ -227,15 +227,15 @@ def _by_position(names: Sequence[str]) -> Callable[[str], Value | None]:
 
 
 def combined() -> LogFormat:
-    """Return the combined format of nginx and Apache; also the common format, and what stands behind either."""
+    """Return the combined format of nginx and Apache, also for the common format and for lines with additional fields."""
     return _text_format("combined", _COMBINED, _COMBINED_NAMES, whole_line=False)
 
 
 def nginx(text: str) -> LogFormat:
-    """Return a format as `log_format` of nginx has it: `$remote_addr [$time_local] "$request"`.
+    """Return a `log_format` of nginx: `$remote_addr [$time_local] "$request"`.
 
     Raises:
-        ReplayError: It cannot be read back.
+        ReplayError: Lines of this format cannot be parsed.
     """
     pieces: list[tuple[str, str]] = []
     end = 0
@@ -246,10 +246,10 @@ def nginx(text: str) -> LogFormat:
 
 
 def apache(text: str) -> LogFormat:
-    r"""Return a format as `LogFormat` of Apache has it: `%h %t \"%r\" %>s`.
+    r"""Return a `LogFormat` of Apache: `%h %t \"%r\" %>s`.
 
     Raises:
-        ReplayError: It cannot be read back.
+        ReplayError: Lines of this format cannot be parsed.
     """
     text = text.replace('\\"', '"')
     pieces: list[tuple[str, str]] = []
@@ -261,7 +261,7 @@ def apache(text: str) -> LogFormat:
             plain += "%"
             continue
         name = _apache_name(found[2], found[1], text)
-        if name == "time_local" and not plain.endswith("["):  # %t writes its brackets itself
+        if name == "time_local" and not plain.endswith("["):  # %t includes the brackets
             pieces.append((plain + "[", name))
             plain = "]"
         else:
@@ -274,7 +274,7 @@ def _apache_name(letter: str, argument: str | None, text: str) -> str:
     if letter == "t" and argument:
         if argument not in _APACHE_EPOCHS:
             raise ReplayError(
-                f"format {text!r}: the time %{{{argument}}}t cannot be read; use %t, %{{msec}}t or %{{usec}}t"
+                f"format {text!r}: the time %{{{argument}}}t is not supported; use %t, %{{msec}}t or %{{usec}}t"
             )
         return "msec"
     if argument and letter in _APACHE_NAMED:
@@ -285,7 +285,7 @@ def _apache_name(letter: str, argument: str | None, text: str) -> str:
 def _format(text: str, pieces: list[tuple[str, str]], tail: str) -> LogFormat:
     if not pieces:
         raise ReplayError(
-            f"format {text!r} has no fields; write nginx variables like $remote_addr, or Apache's like %h"
+            f"format {text!r} has no fields; write variables of nginx like $remote_addr, or fields of Apache like %h"
         )
     pattern, names = "", []
     for index, (before, name) in enumerate(pieces):
@@ -293,11 +293,11 @@ def _format(text: str, pieces: list[tuple[str, str]], tail: str) -> LogFormat:
         is_last = index + 1 == len(pieces)
         if not after and not is_last:
             raise ReplayError(
-                f"format {text!r}: nothing stands between {name} and {pieces[index + 1][1]}, so their values run together"
+                f"format {text!r}: there must be a separator between {name} and {pieces[index + 1][1]}"
             )
         pattern += re.escape(before) + f"({_until(after)})"
         names.append(name if name not in names else f"{name}_{index + 1}")
-    return _text_format("of your own", re.compile(pattern + re.escape(tail)), tuple(names))
+    return _text_format("custom", re.compile(pattern + re.escape(tail)), tuple(names))
 
 
 def _until(after: str) -> str:

@@ -1,4 +1,4 @@
-"""The report as one page: the dashboard's style inside, charts as drawings, no script, and nothing from elsewhere."""
+"""The report as one HTML page with the style of the dashboard and SVG charts, without scripts and external files."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _chart(name: str, result: Report, highest: int) -> Iterator[str]:
         yield f"<g><title>{hour(start)}: {number(admitted)} admitted, {number(refused)} refused</title>"
         tall, low = _height(admitted + refused, highest), _height(admitted, highest)
         if refused:
-            tall = max(tall, low + 1)  # one refusal among thousands is what people look for
+            tall = max(tall, low + 1)  # a single refusal among thousands must be visible
             yield _bar("bar-refused", x, step, _HEIGHT - tall, tall - low)
         if admitted:
             yield _bar("bar-admitted", x, step, _HEIGHT - low, low)
@@ -151,7 +151,7 @@ def _bar(kind: str, x: float, step: float, y: float, height: float) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a table: the first column is text that others may have chosen, the rest are numbers."""
+    """Yield a table with text in the first column and numbers in the others."""
     head = "".join(f'<th scope="col" class="number">{heading}</th>' for heading in headings[1:])
     yield f'<table><thead><tr><th scope="col">{headings[0]}</th>{head}</tr></thead><tbody>'
     for first, *others in rows:

@@ -1,12 +1,12 @@
-"""Recorded decisions: a hook that appends a line to a file for every hit and hold, and the reading of these lines.
+"""Recorded decisions: a hook that appends every hit and hold to a file, and the parser of its lines.
 
     {"headgate": 1, "at": 1700000000000000, "limiter": "api", "key": "alice", "cost": 1, "tier": null, "allowed": true}
 
 `at` is in microseconds since the epoch. A key of bytes is `{"hex": "…"}`. A key with scopes is in `keys` instead, by scope.
 
-The file is bounded: when it or its disk is full, recording ends with a warning in the log. Each line is one append, so the
-workers of a server may share a file. Only the owner may read it. With `hash_keys` it holds digests instead of keys: they
-can be compared with each other, but not traced to a person without the salt, a file beside it that can be deleted.
+When the file reaches its maximum size or the disk is full, recording ends with a warning. Each line is one append, so the
+workers of a server may share a file. Only the owner can read it. With `hash_keys` it contains digests instead of keys; they
+cannot be traced back without the salt, which is in a file beside it and can be deleted.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ DEFAULT_BYTES = 100_000_000
 _VERSION = 1
 _RECORDED_OPERATIONS = ("hit", "hold")
 _LOOK_EVERY = 256
-"""Lines between two looks at the file's size: other processes append to it too."""
+"""Lines between two checks of the file's size, because other processes may also append to it."""
 _SALT_BYTES = 32
 
 
 class DecisionRecorder(Hook):
     """Hook that appends hits and holds, with their result, to a file.
 
-    A hold is recorded with its first cost. Settling it, and units recorded after the fact, are not recorded.
+    A hold is recorded with its initial cost. Settlements and calls of `record` are not recorded.
 
     Args:
-        file: Where to.
-        max_bytes: How large the file may become, about; then recording ends.
-        hash_keys: Whether digests stand for keys.
-        clock: Where time comes from; by default the machine's wall clock.
+        file: The file.
+        max_bytes: Approximate maximum size of the file.
+        hash_keys: Whether to record digests instead of keys.
+        clock: The clock; by default the wall clock.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -106,7 +106,7 @@ class DecisionRecorder(Hook):
     def _end(self, why: str) -> None:
         self.close()
         logger.warning(
-            "decisions are no longer recorded to %s: %s; move it away and start again for more",
+            "decisions are no longer recorded to %s: %s; to continue, move the file and restart",
             self._path,
             why,
         )
@@ -127,11 +127,11 @@ def _salt_of(file: Path) -> bytes:
     """Return the salt of a recording, the same for all processes that append to it."""
     path = file.with_name(f"{file.name}.salt")
     if not path.exists():
-        # Written whole under another name first, so that no other process reads half of it.
+        # Written under another name first, so that other processes never read an incomplete salt.
         descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=path.name)
         with os.fdopen(descriptor, "wb") as new:
             new.write(secrets.token_bytes(_SALT_BYTES))
-        with suppress(FileExistsError):  # another process was first, and its salt is the one
+        with suppress(FileExistsError):  # another process was first; use its salt
             os.link(name, path)
         Path(name).unlink()
     return path.read_bytes()
@@ -140,7 +140,7 @@ def _salt_of(file: Path) -> bytes:
 def record_line(
     at: int, limiter: str, operation: str, key: Key | None, cost: int, tier: str | None, allowed: bool
 ) -> str:
-    """Return a decision as a line, without its end."""
+    """Return a decision as a line, without the newline."""
     line: dict[str, Any] = {"headgate": _VERSION, "at": at, "limiter": limiter, "operation": operation}
     if isinstance(key, Mapping):
         line["keys"] = {scope: _written(part) for scope, part in key.items()}
@@ -165,7 +165,7 @@ def read_recorded(line: str) -> Any:
     except (ValueError, RecursionError):
         raise BadLine("not JSON") from None
     if not is_recorded(row) or row["headgate"] != _VERSION:
-        raise BadLine("not a line that Headgate has recorded")
+        raise BadLine("not recorded by Headgate")
     return row
 
 
@@ -173,14 +173,14 @@ def key_of(row: Mapping[str, Any]) -> Key | None:
     """Return the key of a recorded line; `None` if it has none.
 
     Raises:
-        BadLine: The key cannot be read.
+        BadLine: The key is invalid.
     """
     try:
         if "keys" in row:
             return {scope: _read(part) for scope, part in row["keys"].items()}
         return _read(row["key"]) if "key" in row else None
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise BadLine("a key that cannot be read") from None
+        raise BadLine("invalid key") from None
 
 
 def _written(part: PlainKey) -> str | dict[str, str]:

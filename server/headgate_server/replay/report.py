@@ -1,6 +1,6 @@
-"""The report of a replay: one JSON document, the sections that text and page share, and the text for a terminal.
+"""The report of a replay: a JSON document, its sections for text and HTML, and its text.
 
-Sections are made from the document alone. Text that others chose is escaped in them.
+Sections are created from the document only. Control characters in keys and names are escaped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def make_report(replayed: Replayed, counts: LogCounts, policies: Sequence[str], 
         replayed: The finished replay.
         counts: Counts of the lines that were read.
         policies: The name of each policy: the limiter and its file.
-        buffer: How many lines were held to be sorted.
+        buffer: Size of the sorting buffers, in lines.
     """
     first, *others = replayed.simulations
     compare = None
@@ -66,7 +66,6 @@ def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
             {"reason": reason, "count": lines.count, "examples": lines.examples} for reason, lines in bad
         ],
         "too_late": counts.too_late,
-        "latest": counts.latest_us / MICROSECONDS,
         "without_zone": counts.without_zone,
         "was_refused": counts.was_refused,
         "problems": counts.problems,
@@ -74,56 +73,54 @@ def log_figures(counts: LogCounts, first: int | None, last: int) -> Report:
 
 
 def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
-    """Return notes about the limits of this log."""
+    """Return the limitations that apply to this replay."""
     notes = list(counts.problems)
     if counts.too_late:
         notes.append(
-            f"{counts.too_late:,} lines were left out: they are older than lines before them by more than the "
-            f"{buffer:,} lines that are held to be sorted (the oldest by {counts.latest_us / MICROSECONDS:,.0f} s). "
-            f"Give logs that follow each other as separate files, or raise --buffer."
+            f"{counts.too_late:,} lines were skipped, because their order could not be restored within {buffer:,} lines. "
+            f"Pass consecutive logs as separate files, or raise --buffer."
         )
     if counts.without_zone:
-        notes.append(f"{counts.without_zone:,} times name no time zone and were read as UTC.")
+        notes.append(f"{counts.without_zone:,} times have no time zone and were read as UTC.")
     if replayed.whole_seconds:
         notes.append(
             "All times in the log are whole seconds. Requests of one second are decided in the order of their lines, as if "
-            "they came at its begin; a rule with a period of a second or less looks stricter than it is."
+            "they arrived at its start; rules with a period of a second or less look stricter than they are."
         )
     if counts.was_refused:
         notes.append(
-            f"{counts.was_refused:,} requests of the log were refused at the time. Their callers may have tried again "
-            f"because of it, and these retries are in the log as requests."
+            f"{counts.was_refused:,} requests of the log were refused in reality. If their callers retried, these retries "
+            f"are in the log too."
         )
     retries = replayed.simulations[0].retries
     if retries is None:
         notes.append(
-            "A refusal changes what callers do next: they try again, slow down or give up. The log cannot tell; "
-            "--model-retries shows one possibility."
+            "Callers react to refusals: they retry, slow down or give up. The log does not contain this; --model-retries "
+            "shows one possibility."
         )
     else:
         notes.append(
-            f"Retries are a model: a refused caller comes again as soon as the refusal allows, in whole seconds, at most "
-            f"{retries.tries} times. They are counted apart from the log's requests, but take units like these."
+            f"Retries are a model: a refused caller retries after the wait, in whole seconds, at most {retries.tries} "
+            f"times. Retries have separate figures, but take units like other requests."
         )
     notes.append(
-        "What was used before the log begins is not known, so the first period of each rule admits more than it would have. "
-        "If the clock of the server was set during the log, times are off by as much."
+        "Requests before the log are unknown, so each rule admits more than in reality during its first period. Changes of "
+        "the server's clock during the log shift its times."
     )
     for simulation in replayed.simulations:
-        if simulation.limiter.left_out:
+        if simulation.limiter.skipped:
             notes.append(
-                f"Left out: {', '.join(simulation.limiter.left_out)}. Places that are held at once are not replayed: most "
+                f"Skipped rules: {', '.join(simulation.limiter.skipped)}. Concurrent rules are not replayed, because most "
                 f"logs do not have the duration of requests."
             )
         if simulation.limiter.overflowed:
             notes.append(
-                f"{simulation.limiter.overflowed:,} requests found the memory full and shared one count: the figures "
+                f"Memory was full for {simulation.limiter.overflowed:,} requests, which shared one count; the figures "
                 f"are too strict."
             )
     if not replayed.simulations[0].tally.follows_all_keys:
         notes.append(
-            f"There are too many keys to follow each: figures over keys are those of the first {MOST_KEYS:,} keys. "
-            f"Requests, rules and hours are exact."
+            f"Figures of keys include only the first {MOST_KEYS:,} keys. Requests, rules and hours are exact."
         )
     return notes
 
@@ -133,7 +130,7 @@ def _policy(rules: Sequence[Rule], name: str) -> Report:
 
 
 class Section(NamedTuple):
-    """A titled part of the report: sentences, or a table whose first column is text and the others numbers."""
+    """A section of the report: sentences, or a table with text in the first column and numbers in the others."""
 
     name: str
     title: str
@@ -148,7 +145,7 @@ def report_text(report: Report) -> str:
 
 
 def sections(report: Report) -> Iterator[Section]:
-    """Yield the parts of a report that have something in them."""
+    """Yield the sections of a report that are not empty."""
     result, changes = report["result"], (report["compare"] or {}).get("changes")
     for section in (
         _rules(result),
@@ -161,14 +158,14 @@ def sections(report: Report) -> Iterator[Section]:
         _retries(result),
         *([] if changes is None else [_comparison(report), *_changes(changes)]),
         _unread(report["log"]),
-        Section("notes", "What the log cannot tell", [f"- {printable(note)}" for note in report["notes"]]),
+        Section("notes", "Limitations", [f"- {printable(note)}" for note in report["notes"]]),
     ):
         if section.lines or section.rows:
             yield section
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a table: the first column is text, the others are numbers."""
+    """Yield the lines of a table with text in the first column and numbers in the others."""
     widths = [max(len(row[place]) for row in (headings, *rows)) for place in range(len(headings))]
     yield title
     for row in (headings, *rows):
@@ -183,7 +180,7 @@ def rule_lines(policy: Report) -> Iterator[str]:
 
 
 def keys_text(result: Report) -> tuple[str, str]:
-    """Return how many keys were refused, and how many there are."""
+    """Return the numbers of refused keys and of all keys."""
     keys = result["keys"]
     at_least = "" if keys["exact"] else "at least "
     return f"{at_least}{number(keys['refused'])}", f"{at_least}{number(keys['all'])}"
@@ -203,7 +200,7 @@ def _summary(report: Report) -> Iterator[str]:
     yield ""
     yield (
         f"Would have refused {number(result['refused'])} of {number(result['requests'])} requests "
-        f"({percent(result['refused_share'])}), of {refused_keys} of {all_keys} keys."
+        f"({percent(result['refused_share'])}), from {refused_keys} of {all_keys} keys."
     )
 
 
@@ -216,7 +213,7 @@ def _section_text(section: Section) -> Iterator[str]:
 
 
 def _cut(text: str) -> str:
-    """Return text that others chose, printable and short enough for a table."""
+    """Return text for a table: escaped and shortened."""
     text = printable(text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
@@ -228,8 +225,8 @@ def _rules(result: Report) -> Section:
     ]
     if result["too_costly"]:
         costly = number(result["too_costly"])
-        rows.append(["(cost above every capacity)", costly, costly])
-    return Section("rules", "Refused by rule", (), ("rule", "refused", "no other rule did"), rows)
+        rows.append(["(cost above the capacity)", costly, costly])
+    return Section("rules", "Refused by rule", (), ("rule", "refused", "by this rule only"), rows)
 
 
 def _shadow(result: Report) -> Section:
@@ -267,7 +264,7 @@ def _hours(result: Report) -> Section:
         ]
         for each in shown
     ]
-    title = "Refused by hour (UTC; without refusals: not shown)"
+    title = "Refused by hour (UTC, only hours with refusals)"
     return Section("hours", title, (), ("from", "refused", "of", ""), rows)
 
 
@@ -275,12 +272,12 @@ def _waits(result: Report) -> Section:
     waits, lines = result["waits"], []
     if waits["longest"]:
         lines.append(
-            f"half of them up to {span(waits['p50'])}, 90 % up to {span(waits['p90'])}, "
-            f"99 % up to {span(waits['p99'])}, the longest {span(waits['longest'])}"
+            f"50 % up to {span(waits['p50'])}, 90 % up to {span(waits['p90'])}, "
+            f"99 % up to {span(waits['p99'])}, longest {span(waits['longest'])}"
         )
     if waits["never"]:
-        lines.append(f"{number(waits['never'])} for ever: no waiting would admit them")
-    return Section("waits", "How long the refused would have had to wait", lines)
+        lines.append(f"{number(waits['never'])} would never be admitted")
+    return Section("waits", "Waiting time of refused requests", lines)
 
 
 def _headroom(result: Report) -> Section:
@@ -288,12 +285,12 @@ def _headroom(result: Report) -> Section:
     if room["keys"]:
         lines = [
             (
-                f"Of {number(room['keys'])} keys that were never refused, half used at most {percent(room['p50'])} "
+                f"{number(room['keys'])} keys were never refused. 50 % of them used at most {percent(room['p50'])} "
                 f"of their limit, 90 % at most {percent(room['p90'])}, 99 % at most {percent(room['p99'])}."
             ),
-            f"{number(room['near'])} came within a tenth of it.",
+            f"{number(room['near'])} of them used more than 90 %.",
         ]
-    return Section("headroom", "Head-room of the others", lines)
+    return Section("headroom", "Usage of keys that were never refused", lines)
 
 
 def _retries(result: Report) -> Section:
@@ -303,24 +300,22 @@ def _retries(result: Report) -> Section:
     mean = "" if retries["mean_wait"] is None else f", after {span(retries['mean_wait'])} on average"
     lines = [
         (
-            f"{number(retries['made'])} more requests; {number(retries['admitted'])} get through{mean}; "
-            f"{number(retries['gave_up'])} give up"
+            f"{number(retries['made'])} retries; {number(retries['admitted'])} requests admitted{mean}; "
+            f"{number(retries['gave_up'])} given up"
         )
     ]
-    if retries["not_modelled"]:
-        lines.append(f"{number(retries['not_modelled'])} are not in the model: too many were waiting")
-    return Section("retries", f"If the refused try again, up to {retries['tries']} times", lines)
+    return Section("retries", f"If refused callers retry up to {retries['tries']} times", lines)
 
 
 def _comparison(report: Report) -> Section:
     changes, result, policy = (report["compare"][name] for name in ("changes", "result", "policy"))
     lines = [
         *rule_lines(policy),
-        f"It would have refused {number(result['refused'])} ({percent(result['refused_share'])}).",
+        f"Would have refused {number(result['refused'])} ({percent(result['refused_share'])}).",
         (
-            f"{number(changes['newly_refused'])} requests would be refused that the first admits, "
-            f"{number(changes['newly_admitted'])} admitted that the first refuses; "
-            f"{number(changes['both_admit'] + changes['both_refuse'])} stay as they are."
+            f"{number(changes['newly_refused'])} requests would be newly refused, "
+            f"{number(changes['newly_admitted'])} newly admitted; "
+            f"{number(changes['both_admit'] + changes['both_refuse'])} unchanged."
         ),
     ]
     return Section("changes", f"Compared with {printable(policy['name'])}", lines)
@@ -341,7 +336,7 @@ def _changes(changes: Report) -> Iterator[Section]:
         ]
         for example in changes["examples"]
     ]
-    yield Section("examples", "The first changes, request by request", (), ("request", "change", "by"), rows)
+    yield Section("examples", "First changed requests", (), ("request", "change", "by"), rows)
 
 
 def _unread(log: Report) -> Section:
@@ -349,4 +344,4 @@ def _unread(log: Report) -> Section:
     for bad in log["bad_by_reason"]:
         lines.append(f"{number(bad['count'])}  {bad['reason']}")
         lines += (f"    {printable(example)}" for example in bad["examples"])
-    return Section("unread", "Lines that were not replayed", lines)
+    return Section("unread", "Skipped lines", lines)

@@ -1,9 +1,8 @@
 """Requests of several logs, in the order of time.
 
-Reading is lazy. A server writes a line when a request ends, but may date it by its begin, so lines are a little out of
-order: each log has a buffer that sorts a bounded number of lines. A line that is older than the last one that left the
-buffer is left out and counted, because deciding it at another time would be a guess. Lines that cannot be replayed are
-counted by reason, with a few examples.
+Reading is lazy. A server writes a line at the end of a request, often with the time of its start, so lines are slightly out
+of order: each log has a buffer that sorts a bounded number of lines. A line with a time before the last line that left the
+buffer is skipped and counted. Invalid lines are counted by reason, with a few examples.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from headgate_server.replay.times import TimeReader
 DEFAULT_KEY = "{client|network}"
 DEFAULT_ROUTE = "{method} {path|shape}"
 DEFAULT_BUFFER = 50_000
-"""Lines that are held to be sorted, over all logs."""
+"""Size of the sorting buffers of all logs, in lines."""
 
 _LEAST_BUFFER = 100
 _LONGEST_KEY = 256
 _EXAMPLES = 3
 _LONGEST_EXAMPLE = 160
 _REFUSED = "429"
-_NO_KEY = "no key: the line does not say for whom to count"
+_NO_KEY = "no key: a field of the key is missing"
 
 
 class LoggedRequest(NamedTuple):
@@ -43,13 +42,13 @@ class LoggedRequest(NamedTuple):
 
     Attributes:
         at: The time, in microseconds since the epoch.
-        order: Keeps requests of the same time in the order of their lines.
+        order: Number of the line, to keep the order of requests with equal times.
         key: The key for the limiter.
-        caller: The key as the report shows it.
+        caller: The key as text, for the report.
         cost: The number of units.
         tier: The caller's tier.
         route: The route, or `None`.
-        was_refused: Whether it was refused at the time.
+        was_refused: Whether it was refused in reality.
     """
 
     at: int
@@ -64,20 +63,20 @@ class LoggedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Options of reading a log: its format, and expressions that make a request from a line.
+    """Options for reading a log: its format, and expressions for the values of a request.
 
     Attributes:
-        format: The format, as `choose_format` takes it.
+        format: The format; see `choose_format`.
         time: The field with the time, for JSON and CSV; by default the known names.
-        key: The caller; `None` for `DEFAULT_KEY`. It stands for every scope that `scopes` does not name.
-        scopes: The caller, by scope.
-        named_scopes: The scopes that the limiter counts by; empty for plain keys.
-        needs_key: Whether a line without a key is left out; false if all rules count everybody together.
+        key: The key; `None` for `DEFAULT_KEY`. It applies to every scope that is not in `scopes`.
+        scopes: Keys by scope.
+        named_scopes: The scopes of the limiter; empty for plain keys.
+        needs_key: Whether a line without a key is skipped; false if all rules are shared by all callers.
         cost: The number of units.
         tier: The caller's tier, or `None`.
-        route: The field to group by; `None` for `DEFAULT_ROUTE`, if lines have that.
-        limiter: The limiter whose recorded lines are replayed; `None` for all.
-        buffer: How many lines are held to be sorted.
+        route: The group in the report; `None` for `DEFAULT_ROUTE`, if lines have these fields.
+        limiter: The limiter of recorded lines; `None` for all.
+        buffer: Size of the sorting buffers, in lines.
     """
 
     format: str = "auto"
@@ -95,7 +94,7 @@ class Selection:
 
 @dataclass(slots=True)
 class BadLines:
-    """Lines that could not be replayed for one reason."""
+    """Invalid lines with the same reason."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -107,11 +106,10 @@ class LogCounts:
 
     Attributes:
         lines: All lines.
-        bad: Lines that could not be replayed, by reason.
-        too_late: Lines that were too old to be put in order, and were left out.
-        latest_us: The largest delay of such a line.
-        was_refused: Requests that were refused at the time.
-        problems: Errors that ended reading before the end of a log.
+        bad: Invalid lines, by reason.
+        too_late: Skipped lines, which were too old to be sorted.
+        was_refused: Requests that were refused in reality.
+        problems: Errors that ended the reading of a log early.
         formats: The format of each log.
         times: The readers of times, one for each log.
     """
@@ -119,7 +117,6 @@ class LogCounts:
     lines: int = 0
     bad: dict[str, BadLines] = field(default_factory=dict)
     too_late: int = 0
-    latest_us: int = 0
     was_refused: int = 0
     problems: list[str] = field(default_factory=list)
     formats: dict[str, str] = field(default_factory=dict)
@@ -127,11 +124,11 @@ class LogCounts:
 
     @property
     def without_zone(self) -> int:
-        """How many times named no zone."""
+        """Number of times without a time zone."""
         return sum(reader.without_zone for reader in self.times)
 
     def add_bad(self, reason: str, where: str, line: str) -> None:
-        """Count a line that could not be replayed."""
+        """Count an invalid line."""
         bad = self.bad.setdefault(reason, BadLines())
         bad.count += 1
         if len(bad.examples) < _EXAMPLES:
@@ -149,11 +146,11 @@ def read_requests(
     """Yield the requests of several logs in the order of time.
 
     Raises:
-        ReplayError: A log cannot be read as asked; the first few lines of each are looked at when this is called.
+        ReplayError: The format of a log is unknown, or the options do not fit it; the first lines are read at once.
     """
     numbers = count()
     room = max(_LEAST_BUFFER, selection.buffer // max(1, len(sources)))
-    # All are opened now, so that an error in the last one is not reported after an hour.
+    # Open all logs now, so that an error in the last one is reported at once.
     opened = [_open(source, selection, counts, numbers) for source in sources]
     logs = [in_order(requests, room, counts) for requests in opened]
     return logs[0] if len(logs) == 1 else merge(*logs)
@@ -216,15 +213,14 @@ def _text(line: bytes) -> str:
 def in_order(requests: Iterator[LoggedRequest], room: int, counts: LogCounts) -> Iterator[LoggedRequest]:
     """Yield requests in the order of time, with a buffer of `room` requests.
 
-    The bound is a number and not a time: a single line with a date far ahead then stays in the buffer, instead of making
-    all lines after it too late.
+    The buffer is limited by a number and not by time, so that one line with a date in the far future stays in the buffer
+    and does not make all later lines too late.
     """
     buffer: list[LoggedRequest] = []
     done = -1
     for request in requests:
         if request.at < done:
             counts.too_late += 1
-            counts.latest_us = max(counts.latest_us, done - request.at)
             continue
         if len(buffer) < room:
             heappush(buffer, request)
@@ -245,10 +241,11 @@ def _extractor(
     counts.times.append(times)
     read, read_time, time_of = log_format.read, times.read, log_format.time()
     key_of_row = _keys(log_format, selection)
-    cost_of = _cost(selection.cost, log_format)
+    _check_cost(selection.cost)
+    cost_of = compile_expression(selection.cost, log_format.getter)
     tier_of = None if selection.tier is None else compile_expression(selection.tier, log_format.getter)
     route_of = _route(log_format, selection)
-    status_of = _optional(log_format, "status")
+    status_of = _optional(log_format, "{status}")
     needs_key = selection.needs_key
 
     def extract(line: str) -> LoggedRequest:
@@ -262,7 +259,7 @@ def _extractor(
             next(numbers),
             key,
             key if isinstance(key, str) else caller_name(key),
-            1 if cost_of is None else _units(cost_of(row)),
+            _units(cost_of(row)),
             None if tier_of is None else tier_of(row),
             None if route_of is None else _shortened(route_of(row)),
             status_of is not None and status_of(row) == _REFUSED,
@@ -294,74 +291,66 @@ def _keys(log_format: LogFormat, selection: Selection) -> Callable[[Row], Key | 
 
 
 def caller_name(key: Key | None) -> str:
-    """Return a key as the report shows it."""
+    """Return a key as text for the report."""
     if isinstance(key, Mapping):
         return ", ".join(f"{scope}={caller_name(part)}" for scope, part in key.items())
     if isinstance(key, bytes):
         return key.decode("utf-8", "backslashreplace")
-    return key or "everybody"
+    return key or "(all callers)"
 
 
 def _shortened(text: str | None) -> str | None:
-    """Return a long text as its beginning and a digest, so that memory is bounded and different texts stay different."""
+    """Return a long text as its beginning and a digest, to save memory."""
     if text is None or len(text) <= _LONGEST_KEY:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{text[:64]}…{digest}"
 
 
-def _cost(text: str, log_format: LogFormat) -> Getter | None:
-    """Return how to get the cost; `None` if it is always 1."""
-    if text == "1":
-        return None
+def _check_cost(text: str) -> None:
     if "{" not in text and not (text.isascii() and text.isdigit()):
         raise ReplayError(f"--cost is a whole number, or an expression like {{bytes|per:1024}}, not {text!r}")
-    return compile_expression(text, log_format.getter)
 
 
 def _units(text: str | None) -> int:
     if text is None:
         raise BadLine("no cost")
     if not (text.isascii() and text.isdigit() and len(text) < 17):
-        raise BadLine("a cost that is not a whole number")
+        raise BadLine("the cost is not a whole number")
     return min(int(text), MAX_UNITS)
 
 
 def _route(log_format: LogFormat, selection: Selection) -> Getter | None:
     if selection.route is not None:
         return compile_expression(selection.route, log_format.getter)
-    try:
-        return compile_expression(DEFAULT_ROUTE, log_format.getter)
-    except ReplayError:
-        return None  # lines of this format have no route
+    return _optional(log_format, DEFAULT_ROUTE)
 
 
-def _optional(log_format: LogFormat, name: str) -> Getter | None:
+def _optional(log_format: LogFormat, expression: str) -> Getter | None:
+    """Return the getter of an expression; `None` if lines of this format do not have its fields."""
     try:
-        return log_format.getter(name)
+        return compile_expression(expression, log_format.getter)
     except ReplayError:
         return None
 
 
 def _recorded(log_format: LogFormat, selection: Selection, numbers: Iterator[int]) -> Extract:
     if selection.key is not None or selection.scopes:
-        raise ReplayError(
-            "what Headgate has recorded says who each request counts for; leave out --key and --scope"
-        )
+        raise ReplayError("recordings of Headgate contain the keys; remove --key and --scope")
 
     def extract(line: str) -> LoggedRequest:
         row = log_format.read(line)
         if selection.limiter is not None and row.get("limiter") != selection.limiter:
             raise BadLine("recorded for another limiter")
         if row.get("operation", "hit") not in ("hit", "hold"):
-            raise BadLine("recorded for an operation that decides nothing")
+            raise BadLine("recorded for an operation without a decision")
         at, cost, tier, key = row["at"], row.get("cost", 1), row.get("tier"), key_of(row)
         if type(at) is not int or not 0 <= at < 2**53:
-            raise BadLine("a time that cannot be read")
+            raise BadLine("invalid time")
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
-            raise BadLine("a cost that is not a whole number")
+            raise BadLine("the cost is not a whole number")
         if tier is not None and not isinstance(tier, str):
-            raise BadLine("a tier that is not text")
+            raise BadLine("the tier is not text")
         was_refused = row.get("allowed") is False
         return LoggedRequest(at, next(numbers), key, caller_name(key), cost, tier, None, was_refused)
 

@@ -1,16 +1,16 @@
-"""Replay every request of a log through one limiter, or through two to compare them.
+"""Replay of a log through one limiter, or through two for a comparison.
 
-A replayed limiter is made as the live policy makes it, over a memory store with the clock of the log. So tiers, overrides
-and shadow rules mean the same as in service, and states expire by the time of the log: memory holds the keys that are live
-at that time, however many the log has. Time never goes back here, because `requests.in_order` sorts.
+A replayed limiter is created like one of a live policy, with a memory store and the clock of the log. So tiers, overrides
+and shadow rules work as usual, and states expire by the time of the log: memory holds only keys that are live at that time.
+Time never goes back, because `requests.in_order` sorts.
 
-The log cannot tell what callers would have done after a refusal. `Retries` is a simple model of it, counted apart from the
-requests of the log.
+The behaviour of callers after a refusal is unknown. `Retries` is a simple model of it, with separate figures.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -18,17 +18,15 @@ from typing import IO, NamedTuple
 
 from headgate import ConfigError, CostTooHigh, Decision, Rule
 from headgate.clock import MICROSECONDS, SteadyClock
-from headgate.observe import TopKeys
 from headgate.policy import LimiterPolicy, ShadowCount, Version
 from headgate.rules import SHARED
 from headgate.stores import MemoryStore, Request
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.requests import LogCounts, LoggedRequest, caller_name
-from headgate_server.replay.tally import MOST_CALLERS, SHOWN_CALLERS, ReplayTally
+from headgate_server.replay.tally import MOST_KEYS, SHOWN_CALLERS, ReplayTally
 
 MAX_KEYS = 20_000_000
-"""States that may live at once; more than fit into the memory of most machines."""
-MOST_PENDING = 1_000_000
+"""Maximum of live states, more than fit into the memory of most machines."""
 SHOWN_CHANGES = 20
 LINES_BETWEEN_PROGRESS = 5_000
 
@@ -51,17 +49,17 @@ class ReplayedLimiter:
         policy: The limiter. Its store and its settings for outages are ignored.
 
     Attributes:
-        policy: The same, without the rules that are not replayed.
-        left_out: The names of these: `concurrent` rules, because most logs do not have the duration of requests.
+        policy: The limiter, without the skipped rules.
+        skipped: Names of the skipped rules: `concurrent` rules, because most logs do not have the duration of requests.
 
     Raises:
-        ReplayError: It has no other rule.
+        ReplayError: It has only `concurrent` rules.
     """
 
     def __init__(self, policy: LimiterPolicy) -> None:
-        self.left_out = tuple(rule.name for rule in (*policy.rules, *policy.shadow) if _is_left_out(rule))
+        self.skipped = tuple(rule.name for rule in (*policy.rules, *policy.shadow) if _is_skipped(rule))
         rules, shadow = (
-            tuple(rule for rule in rules if not _is_left_out(rule)) for rules in (policy.rules, policy.shadow)
+            tuple(rule for rule in rules if not _is_skipped(rule)) for rules in (policy.rules, policy.shadow)
         )
         if not rules:
             raise ReplayError(
@@ -77,11 +75,11 @@ class ReplayedLimiter:
 
     @property
     def overflowed(self) -> int:
-        """How many requests found memory full, and so were decided more strictly than live."""
+        """Number of requests that found memory full, and so were decided more strictly than live."""
         return self._store.overflowed
 
     def decide(self, request: LoggedRequest) -> Decision | None:
-        """Return the decision at the time of the request; `None` if no wait would ever admit its cost.
+        """Return the decision at the time of the request; `None` if its cost is above the capacity of a rule.
 
         Raises:
             ConfigError: The key does not fit the rules.
@@ -93,16 +91,16 @@ class ReplayedLimiter:
             return None
 
     def shadow_counts(self) -> dict[str, ShadowCount]:
-        """Return the counts of each shadow rule, of the requests that the live rules admitted."""
+        """Return the counts of each shadow rule."""
         return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
 
 
-def _is_left_out(rule: Rule) -> bool:
+def _is_skipped(rule: Rule) -> bool:
     return rule.kind == "concurrent"
 
 
 def scopes_of(policy: LimiterPolicy) -> tuple[str, ...]:
-    """Return the scopes that a limiter's rules count by, shadow rules included, in their order."""
+    """Return the scopes of a limiter's live and shadow rules, in their order."""
     scopes = dict.fromkeys(rule.scope for rule in (*policy.rules, *policy.shadow))
     return tuple(scope for scope in scopes if scope is not None and scope != SHARED)
 
@@ -113,7 +111,7 @@ def needs_key(policy: LimiterPolicy) -> bool:
 
 
 class _Retry(NamedTuple):
-    """A request that comes again; at the same time, the requests of the log come first."""
+    """A retry; requests of the log with the same time come first."""
 
     at: int
     order: int
@@ -123,17 +121,16 @@ class _Retry(NamedTuple):
 
 
 class Retries:
-    """Model of callers that come again after the wait of a refusal, in whole seconds as `Retry-After` has it.
+    """Model of callers that retry after the wait of a refusal, in whole seconds as in `Retry-After`.
 
     Args:
         limiter: The limiter that decides.
-        tries: How often a caller tries again.
+        tries: Retries per request.
 
     Attributes:
-        made: Retries that were made.
-        admitted: Requests that a retry got through.
-        gave_up: Requests that never got through.
-        not_modelled: Refusals without a retry, because too many were pending.
+        made: Number of retries.
+        admitted: Requests that were admitted by a retry.
+        gave_up: Requests that were never admitted.
     """
 
     def __init__(self, limiter: ReplayedLimiter, tries: int) -> None:
@@ -144,10 +141,9 @@ class Retries:
         self.made = 0
         self.admitted = 0
         self.gave_up = 0
-        self.not_modelled = 0
 
     def run_until(self, at: int | None) -> None:
-        """Make all retries before a time, or all that are left."""
+        """Make all retries before a time; with `None`, all."""
         while self._pending and (at is None or self._pending[0].at < at):
             retry = heappop(self._pending)
             self.made += 1
@@ -166,8 +162,6 @@ class Retries:
         wait = None if decision is None else decision.retry_after_us
         if wait is None or retry.tried >= self.tries:
             self.gave_up += 1
-        elif len(self._pending) >= MOST_PENDING:
-            self.not_modelled += 1
         else:
             at = retry.at + max(1, -(wait // -MICROSECONDS)) * MICROSECONDS
             heappush(self._pending, retry._replace(at=at, tried=retry.tried + 1))
@@ -180,7 +174,6 @@ class Retries:
             "admitted": self.admitted,
             "gave_up": self.gave_up,
             "mean_wait": self._waited_us / self.admitted / MICROSECONDS if self.admitted else None,
-            "not_modelled": self.not_modelled,
         }
 
 
@@ -189,7 +182,7 @@ class Simulation:
 
     Args:
         policy: The limiter.
-        tries: How often a refused caller tries again.
+        tries: Retries per refused request.
     """
 
     def __init__(self, policy: LimiterPolicy, tries: int = 0) -> None:
@@ -225,12 +218,12 @@ class Changes:
     both_refuse: int = 0
     newly_refused: int = 0
     newly_admitted: int = 0
-    refused_callers: TopKeys[str] = field(default_factory=lambda: TopKeys(MOST_CALLERS))
-    admitted_callers: TopKeys[str] = field(default_factory=lambda: TopKeys(MOST_CALLERS))
+    refused_callers: Counter[str] = field(default_factory=Counter)
+    admitted_callers: Counter[str] = field(default_factory=Counter)
     examples: list[dict[str, object]] = field(default_factory=list)
 
     def add(self, request: LoggedRequest, before: Decision | None, after: Decision | None) -> None:
-        """Count a request that both have decided."""
+        """Count a request by its two decisions."""
         was, will = _is_admitted(before), _is_admitted(after)
         if was and will:
             self.both_admit += 1
@@ -240,10 +233,10 @@ class Changes:
             return
         if was:
             self.newly_refused += 1
-            self.refused_callers.add(request.caller)
+            _count(self.refused_callers, request.caller)
         else:
             self.newly_admitted += 1
-            self.admitted_callers.add(request.caller)
+            _count(self.admitted_callers, request.caller)
         if len(self.examples) < SHOWN_CHANGES:
             refusal = after if was else before
             self.examples.append(
@@ -274,7 +267,7 @@ class Replayed:
     """A finished replay.
 
     Attributes:
-        simulations: One, or two to be compared.
+        simulations: One simulation, or two that are compared.
         changes: The differences between the first and the second, or `None`.
         first: The time of the first request, in microseconds; `None` without requests.
         last: The time of the last request.
@@ -296,14 +289,14 @@ def run(
     progress: Callable[[str], None] = lambda doing: None,
     decisions: IO[str] | None = None,
 ) -> Replayed:
-    """Decide every request by one limiter, or by two.
+    """Decide every request in each simulation.
 
     Args:
-        requests: In the order of time.
-        simulations: One or two limiters.
-        counts: Where requests are counted that do not fit the rules.
-        progress: Called now and then, with the name of the current step.
-        decisions: Where every decision is written to, as a line of JSON.
+        requests: The requests, in the order of time.
+        simulations: One simulation, or two that are compared.
+        counts: Counts requests with keys that do not fit the rules.
+        progress: Called regularly with the name of the current step.
+        decisions: File for all decisions, as lines of JSON.
     """
     replayed = Replayed(simulations, Changes() if len(simulations) > 1 else None)
     for number, request in enumerate(requests):
@@ -356,5 +349,10 @@ def _is_admitted(decision: Decision | None) -> bool:
     return decision is not None and decision.allowed
 
 
-def _callers(top: TopKeys[str]) -> list[dict[str, object]]:
-    return [{"key": caller, "requests": count} for caller, count in top.top(SHOWN_CALLERS)]
+def _count(callers: Counter[str], caller: str) -> None:
+    if caller in callers or len(callers) < MOST_KEYS:
+        callers[caller] += 1
+
+
+def _callers(callers: Counter[str]) -> list[dict[str, object]]:
+    return [{"key": caller, "requests": count} for caller, count in callers.most_common(SHOWN_CALLERS)]

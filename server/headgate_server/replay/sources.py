@@ -1,6 +1,6 @@
 """Log files, plain or compressed with gzip, and standard input.
 
-Reading is lazy, and no line longer than `LONGEST_LINE` is ever held whole.
+Reading is lazy, and lines longer than `LONGEST_LINE` are never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, BinaryIO, cast
 from headgate_server.replay.errors import ReplayError
 
 LONGEST_LINE = 2**20
-"""Bytes; a longer line is counted as bad."""
+"""Bytes; a longer line is invalid."""
 
 STANDARD_INPUT = "-"
 
@@ -32,7 +32,7 @@ class LogSource:
 
     Attributes:
         size: Bytes of the file, compressed or not; `None` for standard input.
-        problem: The error that ended reading before the end of the file, or `None`.
+        problem: The error that ended the reading early, or `None`.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,13 +52,13 @@ class LogSource:
 
     @property
     def consumed(self) -> int:
-        """Bytes of the file that were read so far; 0 for standard input."""
+        """Bytes read so far; 0 for standard input."""
         return self._raw.tell() if self._named and not self._raw.closed else 0
 
     def lines(self) -> Iterator[bytes | None]:
-        """Yield the lines; `None` for one that is too long.
+        """Yield the lines; `None` for a line that is too long.
 
-        A file that is broken in the middle ends there, and `problem` has the reason.
+        A corrupt file ends at the error, which is in `problem`.
 
         Raises:
             ReplayError: It is compressed with zstd.
@@ -88,7 +88,7 @@ class LogSource:
         self.close()
 
     def _opened(self) -> IO[bytes]:
-        peek = cast("Callable[[int], bytes]", self._raw.peek)  # type: ignore[attr-defined]  # buffered, both of them
+        peek = cast("Callable[[int], bytes]", self._raw.peek)  # type: ignore[attr-defined]  # both are buffered
         start = peek(4)[:4]
         if start.startswith(_GZIP):
             return cast("IO[bytes]", gzip.GzipFile(fileobj=self._raw))

@@ -1,9 +1,9 @@
-"""Limits from real traffic: the peaks of each key, and the smallest rules that would refuse at most a given share.
+"""Limits from real traffic: the peaks of each key, and the smallest limits that refuse at most a given share.
 
-The log is read once, and time, caller and cost of each request are kept. First, every request is admitted by sliding windows
-without a real limit. That gives the peak of each key, and for every limit an upper bound of its refusals: a request can only
-be refused at a limit if it was above that limit when nothing was refused. Below that bound, a binary search replays the
-candidates, so every share in the output was decided, not estimated.
+The log is read once; time, caller and cost of each request are kept. First, sliding windows with an unreachable limit admit
+every request. This gives the peak of each key, and for every limit an upper bound of its refusals: a limit can only refuse
+requests that exceed it when nothing is refused. Below that bound, a binary search replays the candidates, so all shares in
+the output are exact.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.report import table
 from headgate_server.replay.requests import LoggedRequest
 from headgate_server.replay.simulation import MAX_KEYS, ReplayClock
-from headgate_server.replay.tally import Histogram
+from headgate_server.replay.tally import percentile
 
 WINDOWS = (("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400))
 """Name and seconds of the windows."""
 
 PERIODS_NEEDED = 3
-"""How many periods of a window the log must cover; with fewer, its peaks may be chance."""
+"""Periods of a window that the log must cover; with fewer, its peaks may be chance."""
 REQUESTS_NEEDED = 1_000
 KEYS_NEEDED = 20
 REFUSALS_NEEDED = 10
@@ -60,12 +60,12 @@ class Profile:
     callers: list[str] = field(default_factory=list)
     costs: array[int] = field(default_factory=lambda: array("q"))
     peaks: dict[str, list[int]] = field(default_factory=dict)
-    used: list[Histogram] = field(default_factory=lambda: [Histogram() for _ in WINDOWS])
+    used: list[array[int]] = field(default_factory=lambda: [array("q") for _ in WINDOWS])
     whole_seconds: bool = True
 
     @property
     def seconds(self) -> float:
-        """The time that the log covers."""
+        """Length of the log in seconds."""
         return (self.times[-1] - self.times[0]) / MICROSECONDS
 
     def fits(self, seconds: int) -> bool:
@@ -83,7 +83,7 @@ def profile(requests: Iterable[LoggedRequest], progress: Progress) -> Profile:
     for count, request in enumerate(requests):
         if not count % _REQUESTS_BETWEEN_PROGRESS:
             progress("reading")
-        caller = names.setdefault(request.caller, request.caller)  # one copy of each name is kept
+        caller = names.setdefault(request.caller, request.caller)  # keep one copy of each name
         clock.at = request.at
         found.times.append(request.at)
         found.callers.append(caller)
@@ -92,8 +92,8 @@ def profile(requests: Iterable[LoggedRequest], progress: Progress) -> Profile:
             found.whole_seconds = False
         decision = decide(Request("hit", caller, request.cost))[0]
         used = [_NO_LIMIT - fields[2] for fields in decision.fields]
-        for histogram, units in zip(found.used, used, strict=True):
-            histogram.add(units)
+        for units, in_use in zip(found.used, used, strict=True):
+            units.append(in_use)
         found.peaks[caller] = list(map(max, found.peaks.get(caller, used), used))
     return found
 
@@ -104,8 +104,8 @@ def refusals(found: Profile, rule: Rule, above: set[str], most: int) -> Counter[
     Args:
         found: The traffic.
         rule: The rule to replay.
-        above: The callers that it can refuse.
-        most: The replay ends after more refusals than this.
+        above: Callers whose requests can be refused.
+        most: Number of refusals after which the replay ends.
     """
     refused: Counter[str] = Counter()
     left = most
@@ -132,14 +132,14 @@ def smallest(
 ) -> tuple[int, Counter[str]]:
     """Return the smallest limit that refuses at most `allowed` requests, and its refusals.
 
-    It is exact up to 50 units, and within two per cent above.
+    The limit is exact up to 50 units, and within two per cent above.
 
     Args:
         found: The traffic.
-        window: The index of the window whose peaks tell which callers a limit can refuse.
-        enough: A limit that is known to be enough.
+        window: Index of the window with the peaks of callers.
+        enough: A limit that is high enough.
         rule: Returns the rule with a limit.
-        allowed: How many requests may be refused.
+        allowed: Maximum number of refusals.
     """
 
     def replayed(limit: int) -> Counter[str]:
@@ -159,11 +159,11 @@ def smallest(
 
 
 class Proposal(NamedTuple):
-    """A token bucket whose rate is the smallest limit of a window.
+    """A token bucket with the smallest limit of a window as its rate.
 
     Attributes:
-        most_in_an_hour: The most units that it admits of one caller in an hour.
-        rule: The rule, as a policy file has it.
+        most_in_an_hour: Units that one caller can use in an hour.
+        rule: The rule, as in a policy file.
         refused: Its refusals, by caller.
     """
 
@@ -175,7 +175,7 @@ class Proposal(NamedTuple):
 def smallest_limits(
     found: Profile, share: float, progress: Progress
 ) -> tuple[list[dict[str, Any]], list[Proposal]]:
-    """Return the peaks and smallest limits of every window, and the proposals of those that the log is long enough for."""
+    """Return the peaks and smallest limits of every window, and a proposal for each window that the log covers."""
     allowed = int(len(found.times) * share)
     windows, proposals = [], []
     for index, (name, seconds) in enumerate(WINDOWS):
@@ -186,12 +186,12 @@ def smallest_limits(
             continue
         progress(f"looking for limits per {name}")
         period = seconds * MICROSECONDS
-        enough = found.used[index].smallest_with_at_most_above(allowed)
+        enough = sorted(found.used[index], reverse=True)[allowed]
         limit, refused = smallest(found, index, enough, _window_rule(period), allowed)
         window |= {"limit": limit, "refused": refused.total()}
         if name == "second" and found.fits(WINDOWS[1][1]):
-            continue  # longer windows say more
-        # With a burst of the whole limit, a bucket admits all that the window does.
+            continue  # longer windows are better evidence
+        # With the limit as its burst, a bucket admits everything that the window admits.
         burst, refused = smallest(found, index, limit, _bucket_rule(limit, period), allowed)
         window |= {"burst": burst, "bucket_refused": refused.total()}
         most = burst + limit * _HOUR / seconds
@@ -200,10 +200,8 @@ def smallest_limits(
 
 
 def _peaks(found: Profile, window: int) -> dict[str, int]:
-    peaks = Histogram()
-    for each in found.peaks.values():
-        peaks.add(each[window])
-    return {f"p{percent}": peaks.percentile(percent) for percent in (50, 90, 99)} | {"most": peaks.highest}
+    peaks = sorted(each[window] for each in found.peaks.values())
+    return {f"p{percent}": percentile(peaks, percent) for percent in (50, 90, 99)} | {"most": peaks[-1]}
 
 
 def _window_rule(period: int) -> Callable[[int], Rule]:
@@ -217,24 +215,24 @@ def _bucket_rule(limit: int, period: int) -> Callable[[int], Rule]:
 def suggestion(
     requests: Iterable[LoggedRequest], share: float, name: str, progress: Progress
 ) -> dict[str, Any]:
-    """Return a proposal with its evidence, as JSON has it.
+    """Return a proposal with its evidence, as JSON.
 
     Args:
         requests: The log.
-        share: The share of all requests that may be refused.
+        share: Maximum share of refused requests.
         name: The name of the limiter.
-        progress: Called now and then, with the name of the current step.
+        progress: Called regularly with the name of the current step.
 
     Raises:
-        ReplayError: There is too little traffic for a proposal.
+        ReplayError: The log is too short for a proposal.
     """
     found = profile(requests, progress)
     if not found.times:
         return {"requests": 0}
     if not any(found.fits(seconds) for _, seconds in WINDOWS):
         raise ReplayError(
-            f"the log covers {span(found.seconds)}, too little to propose anything: at least "
-            f"{PERIODS_NEEDED} seconds are needed, and {PERIODS_NEEDED} hours to be of use"
+            f"the log covers {span(found.seconds)}, which is too short for a proposal; at least {PERIODS_NEEDED} "
+            f"seconds are needed, better {PERIODS_NEEDED} hours"
         )
     windows, proposals = smallest_limits(found, share, progress)
     best = min(proposals, key=lambda proposal: proposal.most_in_an_hour)
@@ -258,7 +256,7 @@ def suggestion(
 
 
 def _thin(found: Profile, share: float) -> list[str]:
-    """Return why the proposal is uncertain, if it is."""
+    """Return the reasons why the proposal is uncertain."""
     reasons = []
     if len(found.times) < REQUESTS_NEEDED:
         reasons.append(f"there are only {number(len(found.times))} requests")
@@ -269,7 +267,7 @@ def _thin(found: Profile, share: float) -> list[str]:
     if 0 < share * len(found.times) < REFUSALS_NEEDED:
         reasons.append(
             f"{percent(share)} of {number(len(found.times))} requests are {share * len(found.times):.1g}, "
-            f"too few to tell a rare burst from a habit"
+            f"too few for a reliable limit"
         )
     return reasons
 
@@ -288,21 +286,21 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         f"# {number(report['requests'])} requests of {number(report['keys'])} keys, "
         f"{moment(report['from'])} to {moment(report['to'])} UTC."
     )
-    left_out = log["bad"] + log["too_late"]
-    if left_out:
-        yield f"# {number(left_out)} of {number(log['lines'])} lines were left out; `headgate replay` says why."
+    skipped = log["bad"] + log["too_late"]
+    if skipped:
+        yield f"# {number(skipped)} of {number(log['lines'])} lines were skipped; `headgate replay` shows the reasons."
     if report["thin"]:
-        yield f"# THIN DATA: {'; '.join(report['thin'])}. Take this as a guess."
+        yield f"# THIN DATA: {'; '.join(report['thin'])}. This is only a guess."
     yield (
         f"# It would have refused {number(report['refused'])} of these requests ({percent(report['refused_share'])}), "
-        f"of {number(refused_keys)} keys."
+        f"from {number(refused_keys)} keys."
     )
-    yield "# It leaves no room for growth: add some, and watch it as a shadow rule first."
+    yield "# These limits leave nothing for growth: raise them, and try them as a shadow rule first."
     yield f"[limiters.{toml_key(report['limiter'])}]"
     yield f'rules = ["{report["rule"]}"]'
     yield "#"
     most = percent(report["refuse_at_most"])
-    title = f"Units that each key used at most, and the smallest limits that refuse at most {most}:"
+    title = f"Highest use per key, and the smallest limits that refuse at most {most}:"
     headings = [
         "window",
         "half of keys",
@@ -317,7 +315,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     rows = [_row(row, report["requests"]) for row in report["windows"]]
     yield from (f"# {line}" for line in table(title, headings, rows))
     if report["whole_seconds"]:
-        yield "# The log's times are whole seconds, so peaks within a second look higher than they are."
+        yield "# Times in the log are whole seconds, so peaks within a second look higher than they are."
 
 
 def _row(row: dict[str, Any], requests: int) -> list[str]:

@@ -1,16 +1,18 @@
 """Figures of a replay: decisions by rule, key, route and time.
 
-Memory is bounded for keys and routes: of more keys than `MOST_KEYS`, the first ones are followed.
+Memory is bounded for keys and routes: only the first `MOST_KEYS` keys and `MOST_ROUTES` routes have separate figures.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
 from headgate import Decision
 from headgate.clock import MICROSECONDS
-from headgate.observe import TopKeys
 from headgate.policy import in_words
 from headgate_server.replay.requests import LoggedRequest
 
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     from headgate_server.replay.simulation import ReplayedLimiter
 
 MOST_KEYS = 100_000
-"""Keys that are followed one by one."""
-MOST_CALLERS = 10_000
-"""Refused callers that are counted exactly; of more, the worst ones are, a little too low."""
+"""Keys with separate figures."""
 MOST_ROUTES = 1_000
 MOST_BARS = 180
 SHOWN_CALLERS = 20
@@ -30,44 +30,10 @@ ADMITTED, REFUSED = 0, 1
 OTHER_ROUTES = "(other routes)"
 NO_ROUTE = "(unknown)"
 
-_EXACT_BITS = 13
 
-
-class Histogram:
-    """Counts of values: exact below 8192, above that rounded up by at most 0.03 %, so that memory is bounded.
-
-    Attributes:
-        total: How many values there are.
-        highest: The highest of them, exactly; 0 for an empty histogram.
-        counts: How often each value occurred, rounded up.
-    """
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.highest = 0
-        self.counts: dict[int, int] = {}
-
-    def add(self, value: int) -> None:
-        """Count a value."""
-        self.total += 1
-        self.highest = max(self.highest, value)
-        if value >= 1 << _EXACT_BITS:
-            shift = value.bit_length() - _EXACT_BITS
-            value = -(-value >> shift) << shift
-        self.counts[value] = self.counts.get(value, 0) + 1
-
-    def smallest_with_at_most_above(self, count: int) -> int:
-        """Return the smallest value that at most `count` values are above."""
-        left = self.total
-        for value in sorted(self.counts):
-            left -= self.counts[value]
-            if left <= count:
-                return min(value, self.highest)
-        return 0
-
-    def percentile(self, percent: float) -> int:
-        """Return the value that `percent` per cent of the values are not above; 0 if it is empty."""
-        return self.smallest_with_at_most_above(int(self.total * (100 - percent) / 100))
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """Return the value that at most `100 - percent` per cent of sorted values exceed; 0 without values."""
+    return ordered[-1 - len(ordered) * (100 - percent) // 100] if ordered else 0
 
 
 @dataclass(slots=True)
@@ -77,7 +43,7 @@ class KeyFigures:
     Attributes:
         requests: All of its requests.
         refused: Its refused requests.
-        use: The most it used of the limit that bound it, in parts per thousand.
+        use: The highest use of its limit, in parts per thousand.
     """
 
     requests: int = 0
@@ -86,7 +52,7 @@ class KeyFigures:
 
 
 class ReplayTally:
-    """The decisions of a limiter about a log.
+    """The decisions of a limiter for a log.
 
     Args:
         limiter: The limiter; the report shows its rules.
@@ -102,13 +68,12 @@ class ReplayTally:
         self._minutes: dict[int, list[int]] = {}
         self._routes: dict[str, list[int]] = {}
         self._keys: dict[str, KeyFigures] = {}
-        self._worst: TopKeys[str] = TopKeys(MOST_CALLERS)
-        self._waits_ms = Histogram()
+        self._waits_ms: array[int] = array("q")
         self._refused_by = [0] * len(self._rules)
         self._refused_alone = [0] * len(self._rules)
 
     def add(self, request: LoggedRequest, decision: Decision | None) -> None:
-        """Count a decision; `None` for a cost that is never admitted."""
+        """Count a decision; `None` for a cost above every capacity."""
         outcome = ADMITTED if decision is not None and decision.allowed else REFUSED
         self.counts[outcome] += 1
         minute = request.at // (60 * MICROSECONDS)
@@ -122,7 +87,7 @@ class ReplayTally:
             elif decision is not None and (limit := decision.limit):
                 key.use = max(key.use, 1000 - (decision.remaining or 0) * 1000 // limit)
         if outcome == REFUSED:
-            self._refused(request.caller, decision)
+            self._refused(decision)
 
     def _route(self, route: str) -> list[int]:
         counts = self._routes.get(route)
@@ -141,8 +106,7 @@ class ReplayTally:
             key = self._keys[caller] = KeyFigures()
         return key
 
-    def _refused(self, caller: str, decision: Decision | None) -> None:
-        self._worst.add(caller)
+    def _refused(self, decision: Decision | None) -> None:
         if decision is None:
             self._too_costly += 1
             return
@@ -150,7 +114,7 @@ class ReplayTally:
         if wait is None:
             self._never += 1
         else:
-            self._waits_ms.add(-(wait // -1000))
+            self._waits_ms.append(-(wait // -1000))
         refusing = [index for index, fields in enumerate(decision.fields) if not fields[0]]
         for index in refusing:
             self._refused_by[index] += 1
@@ -190,14 +154,7 @@ class ReplayTally:
                 }
                 for rule in self._limiter.policy.shadow
             ],
-            "worst_callers": [
-                {
-                    "key": caller,
-                    "refused": refused,
-                    "requests": self._keys[caller].requests if caller in self._keys else None,
-                }
-                for caller, refused in self._worst.top(SHOWN_CALLERS)
-            ],
+            "worst_callers": self._worst_callers(),
             "routes": self._worst_routes(),
             "hours": [
                 {"from": start, "admitted": admitted, "refused": refused}
@@ -208,9 +165,14 @@ class ReplayTally:
             "headroom": self._headroom(),
         }
 
+    def _worst_callers(self) -> list[dict[str, Any]]:
+        refused = (item for item in self._keys.items() if item[1].refused)
+        worst = nlargest(SHOWN_CALLERS, refused, key=lambda item: item[1].refused)
+        return [{"key": caller, "refused": key.refused, "requests": key.requests} for caller, key in worst]
+
     def _worst_routes(self) -> list[dict[str, Any]]:
         if self._routes.keys() == {NO_ROUTE}:
-            return []  # the log does not have them
+            return []  # the log has no routes
         by_refused = sorted(self._routes.items(), key=lambda item: (-item[1][REFUSED], -item[1][ADMITTED]))
         return [
             {"route": route, "admitted": counts[ADMITTED], "refused": counts[REFUSED]}
@@ -218,7 +180,7 @@ class ReplayTally:
         ]
 
     def _timeline(self) -> dict[str, Any]:
-        """Return the counts in as many bins of whole minutes as a chart has room for."""
+        """Return the counts in bins of whole minutes, at most `MOST_BARS`."""
         minutes = max(self._minutes, default=0) - min(self._minutes, default=0) + 1
         seconds = -(-minutes // MOST_BARS) * 60
         return {"seconds": seconds, "bins": self._bins(seconds)}
@@ -234,25 +196,22 @@ class ReplayTally:
         return list(bins.values())
 
     def _waits(self) -> dict[str, Any]:
-        waits = self._waits_ms
+        waits = sorted(self._waits_ms)
         return {
-            "p50": waits.percentile(50) / 1000,
-            "p90": waits.percentile(90) / 1000,
-            "p99": waits.percentile(99) / 1000,
-            "longest": waits.highest / 1000,
+            "p50": percentile(waits, 50) / 1000,
+            "p90": percentile(waits, 90) / 1000,
+            "p99": percentile(waits, 99) / 1000,
+            "longest": percentile(waits, 100) / 1000,
             "never": self._never + self._too_costly,
         }
 
     def _headroom(self) -> dict[str, Any]:
-        """Return how much of its limit each key used at most, of the keys that were never refused."""
-        use = Histogram()
-        for key in self._keys.values():
-            if not key.refused:
-                use.add(key.use)
+        """Return the highest use of its limit by each key that was never refused."""
+        use = sorted(key.use for key in self._keys.values() if not key.refused)
         return {
-            "keys": use.total,
-            "p50": use.percentile(50) / 1000,
-            "p90": use.percentile(90) / 1000,
-            "p99": use.percentile(99) / 1000,
-            "near": sum(1 for key in self._keys.values() if not key.refused and key.use > 900),
+            "keys": len(use),
+            "p50": percentile(use, 50) / 1000,
+            "p90": percentile(use, 90) / 1000,
+            "p99": percentile(use, 99) / 1000,
+            "near": sum(each > 900 for each in use),
         }

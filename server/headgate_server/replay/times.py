@@ -1,4 +1,4 @@
-"""Times as logs write them, in whole microseconds since the epoch.
+"""Formats of times in logs, converted to microseconds since the epoch.
 
 10/Oct/2000:13:55:36 -0700       nginx $time_local, Apache %t
 2024-05-01T12:00:00.123456Z      ISO 8601; digits below the microsecond are cut off
@@ -25,7 +25,7 @@ class TimeReader:
     """Reads the times of one log.
 
     Attributes:
-        without_zone: How many times named no time zone; they were read as UTC.
+        without_zone: Number of times without a time zone, which are read as UTC.
     """
 
     def __init__(self) -> None:
@@ -36,21 +36,21 @@ class TimeReader:
         """Return a time in microseconds since the epoch.
 
         Raises:
-            BadLine: It is missing, or no time that can be counted.
+            BadLine: It is missing, invalid or out of range.
         """
         if isinstance(value, str):
             text, at = self._last
-            if value != text or not text:  # most logs write seconds, so lines in a row often have the same
+            if value != text or not text:  # successive lines often have the same second
                 counted = self.without_zone
                 at = self._parsed(value)
-                if self.without_zone == counted:  # without a zone, every line is to be counted
+                if self.without_zone == counted:  # every time without a zone is counted
                     self._last = value, at
         elif isinstance(value, int | float) and not isinstance(value, bool):
             at = _from_number(value)
         else:
             raise BadLine("no time")
         if not 0 <= at < MAX_INSTANT * MICROSECONDS:
-            raise BadLine("a time before 1970 or after 2255")
+            raise BadLine("time before 1970 or after 2255")
         return at
 
     def _parsed(self, text: str) -> int:
@@ -63,7 +63,7 @@ class TimeReader:
                 return self._from_iso(text)
             return _from_digits(text)
         except (ValueError, KeyError, OverflowError):
-            raise BadLine("no time" if text in ("", "-") else "a time that cannot be read") from None
+            raise BadLine("no time" if text in ("", "-") else "invalid time") from None
 
     def _from_iso(self, text: str) -> int:
         moment = datetime.fromisoformat(text)
@@ -86,7 +86,7 @@ def _from_common_log(text: str) -> int:
 
 
 def _from_digits(text: str) -> int:
-    """Return the time of `1714564800.123`, without a detour over floating point."""
+    """Return the time of `1714564800.123`, without floating point."""
     if not text.isascii():
         raise ValueError
     whole, _, fraction = text.partition(".")
@@ -101,11 +101,11 @@ def _from_digits(text: str) -> int:
 
 def _from_number(number: float) -> int:
     if number != number or abs(number) > 1e19:
-        raise BadLine("a time that cannot be read")
+        raise BadLine("invalid time")
     scale = _scale(number)
     return round(number * scale) if scale else int(number) // 1_000
 
 
 def _scale(number: float) -> int:
-    """Return how many microseconds a unit of a number of this size has; 0 for nanoseconds."""
+    """Return the microseconds per unit for a number of this size; 0 for nanoseconds."""
     return next((scale for below, scale in _SCALES if number < below), 0)

@@ -1,1 +1,1 @@
-"""What several services have in common; each service has its own package beside this one."""
+"""Code that several services share."""

@@ -1,4 +1,4 @@
-"""SQLite and PostgreSQL behind SQLAlchemy, so that neither is waited for longer than an operator allows."""
+"""SQLite and PostgreSQL behind SQLAlchemy, with a time limit for every block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headgate_services.common.deadlines import DEFAULT_LIMIT, within
 from headgate_services.common.outages import Outages
 from headgate_services.common.settings import SettingsError
 
-_SQLITE_WAIT_SECONDS = 15.0  # for other processes that are writing: they take turns, and do not hang
+_SQLITE_WAIT_SECONDS = 15.0  # for the locks of other processes that write
 _STATEMENT_END = re.compile(r";[ \t]*$", re.MULTILINE)
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -32,11 +32,12 @@ DRIVERS = {
 
 
 def database_url(text: str) -> URL:
-    """Return the URL of a database, with the driver that we use for it.
+    """Return the URL of a database with its asynchronous driver.
 
     Raises:
-        ValueError: That is not a database that we know. The message does not repeat the URL, which may have a password.
-        ConfigError: Its password needs to be percent-encoded.
+        ValueError: The URL is invalid or names another kind of database. The message does not repeat the URL, because
+            it may contain a password.
+        ConfigError: The password must be percent-encoded.
     """
     check_credentials(text)
     try:
@@ -49,36 +50,36 @@ def database_url(text: str) -> URL:
 
 
 class DatabaseDown(SQLAlchemyError):
-    """The database was not asked, because it is known to be down."""
+    """The database is down, and the request failed without a query."""
 
 
 FAILURES = (OperationalError, InterfaceError, PoolTimeout, DatabaseDown)
-"""What is raised if the database cannot be asked."""
+"""Errors that mean that the database is unavailable."""
 
 
 class SqlDatabase:
-    """A database behind SQLAlchemy that no request waits for longer than `timeout`, and none while it is down.
+    """A database behind SQLAlchemy. Requests wait at most `timeout` seconds, and fail at once while it is down.
 
     Args:
-        url: Where it is, with an asynchronous driver.
-        timeout: Seconds that PostgreSQL has for a block.
+        url: The URL of the database, with an asynchronous driver.
+        timeout: Time limit of a block on PostgreSQL, in seconds.
     """
 
     def __init__(self, url: URL, timeout: float = DEFAULT_LIMIT) -> None:
         self._url = url
         self._timeout = timeout
         self.engine = create_engine(url, timeout)
-        # SQLite: a transaction that reads first and writes later is refused at once if another wrote in between.
-        # One that says at its beginning that it will write waits for its turn instead.
+        # SQLite refuses a transaction that reads first and writes later if another one wrote in between.
+        # With BEGIN IMMEDIATE it waits for the lock instead.
         self.writing_engine = self.engine.execution_options(begin_sqlite="BEGIN IMMEDIATE")
         self._outages = Outages(f"the database of {url.get_backend_name()}", timeout, self._probe)
 
     @asynccontextmanager
     async def guard(self) -> AsyncIterator[None]:
-        """Give a block its deadline, and notice when the database is down.
+        """Apply the time limit to a block, and report failures of the database.
 
         Raises:
-            DatabaseDown: It is known to be down, and was not asked.
+            DatabaseDown: The database is known to be down.
         """
         if self._outages.is_down:
             raise DatabaseDown("the database is down")
@@ -91,7 +92,7 @@ class SqlDatabase:
 
     @asynccontextmanager
     async def connection(self, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection; what a block that writes has changed is kept if it ends well."""
+        """Provide a connection; with `writing`, changes are committed at the end of the block."""
         async with self.guard():
             if writing:
                 async with self.writing_engine.begin() as connection:
@@ -101,10 +102,10 @@ class SqlDatabase:
                     yield connection
 
     async def apply(self, migrations: Sequence[Migration], record: str) -> list[Migration]:
-        """Bring the tables to the schema that this program needs, and return the migrations that were missing.
+        """Apply missing migrations, and return them.
 
         Raises:
-            MigrationError: The database has migrations that this program does not know: it is newer.
+            MigrationError: The database has migrations of a newer version of this program.
         """
         async with self.writing_engine.begin() as connection:
 
@@ -119,7 +120,7 @@ class SqlDatabase:
             return await apply_async(execute, migrations, record, dialect, refuse_newer=True, must_write=True)
 
     async def check(self, migrations: Sequence[Migration], record: str) -> None:
-        """Bring the tables up to date, at start-up.
+        """Apply missing migrations at start-up.
 
         Raises:
             SettingsError: The database cannot be used.
@@ -131,7 +132,7 @@ class SqlDatabase:
             raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
 
     async def ping(self) -> None:
-        """Ask the database for an answer; raises what SQLAlchemy raises if there is none."""
+        """Run a query; raises SQLAlchemy's errors if that fails."""
         async with self.connection() as connection:
             await connection.execute(text("SELECT 1"))
 
@@ -141,7 +142,7 @@ class SqlDatabase:
         await self.engine.dispose()
 
     async def _probe(self) -> None:
-        # Not from the pool, whose connections may all be waiting for an answer.
+        # Not from the pool: all its connections may be waiting for a reply.
         engine = create_engine(self._url, self._timeout, poolclass=NullPool)
         try:
             async with engine.connect() as connection:
@@ -153,9 +154,9 @@ class SqlDatabase:
 
 
 def statements_of(text: str) -> Iterator[str]:
-    """Yield the statements of a file, each closed by a semicolon at the end of a line.
+    """Yield the statements of an SQL file; each ends with a semicolon at the end of a line.
 
-    No driver takes several at once on both databases.
+    Not every driver accepts several statements at once.
     """
     for part in _STATEMENT_END.split(text):
         if re.sub(r"--.*", "", part).strip():
@@ -163,12 +164,12 @@ def statements_of(text: str) -> Iterator[str]:
 
 
 def create_engine(url: URL, timeout: float, **options: Any) -> AsyncEngine:
-    """Return an engine for a database; PostgreSQL has `timeout` seconds for a connection, and for each answer.
+    """Create an engine. On PostgreSQL, connecting and every reply may take `timeout` seconds.
 
-    A transaction on SQLite begins as the execution option `begin_sqlite` says. `options` are SQLAlchemy's.
+    On SQLite, the execution option `begin_sqlite` is the statement that begins a transaction. `options` are SQLAlchemy's.
     """
     if url.get_backend_name() != "sqlite":
-        from headgate_services.common.postgres import BoundedConnection  # SQLite does without psycopg
+        from headgate_services.common.postgres import BoundedConnection  # SQLite does not need psycopg
 
         bounds: dict[str, Any] = {"async_creator_fn": BoundedConnection.connect, "limit": timeout}
         if not options:
@@ -181,13 +182,12 @@ def create_engine(url: URL, timeout: float, **options: Any) -> AsyncEngine:
 
 
 def _try_sqlite(url: URL) -> None:
-    """Open a database file once and close it again; nothing happens for another kind of database.
+    """Open and close the file of an SQLite database; do nothing for other databases.
 
-    For start-up: when opening fails, the thread of the asynchronous driver may outlive the event loop and complain of it
-    on standard error.
+    When the asynchronous driver fails to open a file, its thread may outlive the event loop and print a traceback.
 
     Raises:
-        sqlite3.Error: It cannot be opened, or is not a database.
+        sqlite3.Error: The file cannot be opened, or is not a database.
     """
     if url.get_backend_name() == "sqlite":
         with closing(sqlite3.connect(url.database or "")) as connection:
@@ -195,13 +195,13 @@ def _try_sqlite(url: URL) -> None:
 
 
 def problem_with(error: Exception) -> str:
-    """Return what a database said, without the statement that SQLAlchemy puts around it."""
+    """Return the message of the database, without the statement that SQLAlchemy adds."""
     inner = getattr(error, "orig", None) if isinstance(error, SQLAlchemyError) else None
     return str(inner or error).strip()
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:
-    # The driver would begin transactions by its own rules, and leave CREATE TABLE out of them; we say BEGIN ourselves.
+    # The driver would leave CREATE TABLE out of transactions; `_begin_sqlite` sends BEGIN instead.
     connection.isolation_level = None
     cursor: sqlite3.Cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")

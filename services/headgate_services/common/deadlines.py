@@ -1,4 +1,4 @@
-"""How long a block of work may take in all, known to whatever waits inside of it."""
+"""Deadlines for blocks of code, known to everything that waits inside the block."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 DEFAULT_LIMIT = 5.0
-"""Seconds that a database has unless an operator says otherwise."""
+"""Default time limit for a database, in seconds."""
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Give a block so many seconds; a block around it may leave it less. Tasks that it starts have the same deadline."""
+    """Limit a block to `seconds`, or less if an outer block ends earlier. Tasks started inside have the same deadline."""
     token = _deadline.set(deadline_after(seconds))
     try:
         yield
@@ -24,10 +24,10 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def time_left() -> float:
-    """Return the seconds that `within` leaves; infinite outside of it."""
+    """Return the seconds until the deadline of `within`; infinite outside of a block."""
     return _deadline.get() - asyncio.get_running_loop().time()
 
 
 def deadline_after(seconds: float) -> float:
-    """Return the event loop's time after so many seconds, or the deadline of `within` if that comes first."""
+    """Return the event loop's time after `seconds`, or the deadline of `within` if that is earlier."""
     return min(_deadline.get(), asyncio.get_running_loop().time() + seconds)

@@ -1,4 +1,4 @@
-"""Settings as pydantic models: every field is the environment variable of the same name in capitals."""
+"""Settings as pydantic models. Each field is read from the environment variable of the same name in upper case."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headgate_services.common.settings import explained_errors
 
 
 class ServiceSettings(BaseSettings):
-    """The base of a service's settings."""
+    """Base class of the settings of a service."""
 
     model_config = SettingsConfigDict(
-        # The variable's own name stands in every validation error.
+        # Validation errors name the variable.
         alias_generator=str.upper,
         validate_by_name=True,
         validate_by_alias=True,
@@ -28,10 +28,10 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def load(settings: type[S]) -> S:
-    """Return the settings of this process's environment.
+    """Read settings from the environment.
 
     Raises:
-        SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
+        SettingsError: A variable is invalid; the message has a line for each, which begins with its name.
     """
     with explained_errors():
         return settings()

@@ -1,4 +1,4 @@
-"""What stands between the network and the routes of a service."""
+"""Request checks before the routes: body size, API key, validation errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.http.asgi import App, Message, Receive, Scope, Send
 
 
 class SizeGuard:
-    """Answers 413 to a request with a body above a size, without reading more of it than that."""
+    """Middleware that answers 413 to a request body above `max_bytes`, without reading the rest of it."""
 
     def __init__(self, app: App, max_bytes: int) -> None:
         self.app = app
@@ -24,7 +24,7 @@ class SizeGuard:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self.max_bytes:  # FastAPI, which is reading, makes the answer of it
+            if received > self.max_bytes:  # FastAPI turns the exception into the response
                 raise HTTPException(413, f"Request body is above {self.max_bytes} bytes")
             return message
 
@@ -32,7 +32,7 @@ class SizeGuard:
 
 
 def api_key_of(scope: Scope) -> bytes | None:
-    """Return the API key of a request: that of `X-API-Key`, else of `Authorization: Bearer`; `None` without either."""
+    """Return the API key of a request, from `X-API-Key` or else `Authorization: Bearer`; `None` without either."""
     fields = dict(scope["headers"])
     given: bytes | None = fields.get(b"x-api-key")
     if given is not None:
@@ -42,7 +42,7 @@ def api_key_of(scope: Scope) -> bytes | None:
 
 
 async def answer_invalid(request: Request, error: Exception) -> Response:
-    """Answer 422 as FastAPI does, without repeating the input: it may be large, or text that UTF-8 cannot encode."""
+    """Answer 422 like FastAPI, but without the input, which may be large or impossible to encode as UTF-8."""
     assert isinstance(error, RequestValidationError)
     problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
     return Response(json.dumps({"detail": problems}), 422, media_type="application/json")

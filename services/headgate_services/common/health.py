@@ -1,7 +1,7 @@
-"""`/health`, `/livez`, `/readyz` and `/metrics`: what operators ask of every service.
+"""`/health`, `/livez`, `/readyz` and `/metrics` of every service.
 
-An orchestrator restarts what is not live, and sends nothing to what is not ready. So a store that is down makes a service
-not ready, and never not live: a restart would not bring the store back.
+An orchestrator restarts a service that is not live, and sends no requests to a service that is not ready. A store that is
+down therefore affects readiness only: restarting the service would not repair the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Check = Callable[[], Awaitable[object]]
 
 PATHS = ("/health", "/livez", "/readyz", "/metrics")
 PATIENCE = 5.0
-"""Seconds that a store has for an answer."""
+"""Time limit for the reply of a store, in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,21 +29,21 @@ def add_health(app: FastAPI, stores: Mapping[str, Check], patience: float = PATI
 
     Args:
         app: The service.
-        stores: By name, a function that asks the store for an answer, and raises if there is none.
-        patience: Seconds that each store has.
+        stores: Ping functions by name of the store; they raise if the store does not reply.
+        patience: Time limit for each store, in seconds.
     """
 
     async def live() -> dict[str, str]:
-        """Say that the process answers."""
+        """Report that the process is alive."""
         return {"status": "ok"}
 
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(_state(name, check, patience) for name, check in stores.items()))
 
-    kept = KeptResult(ask_all)  # anybody may ask for it
+    kept = KeptResult(ask_all)  # the path needs no authentication, so the load on stores is limited
 
     async def ready() -> JSONResponse:
-        """Say whether every store answers; 503 if one does not. The stores are asked at most once a second."""
+        """Report the state of each store; 503 if one does not reply. Stores are queried at most once a second."""
         states = await kept.get()
         is_ready = all(state == "ok" for state in states)
         body = {
@@ -52,17 +52,17 @@ def add_health(app: FastAPI, stores: Mapping[str, Check], patience: float = PATI
         }
         return JSONResponse(body, 200 if is_ready else 503)
 
-    unavailable = {"description": "A store does not answer; `stores` says which"}
+    unavailable = {"description": "A store does not reply; `stores` has the state of each"}
     for path in ("/health", "/livez"):
         app.add_api_route(path, live, tags=["operations"])
     app.add_api_route("/readyz", ready, tags=["operations"], responses={503: unavailable})
 
 
 def add_metrics(app: FastAPI, render: Callable[[], bytes]) -> None:
-    """Add `/metrics`, whose text for Prometheus `render` returns."""
+    """Add `/metrics`; `render` returns the metrics in the text format of Prometheus."""
 
     async def metrics() -> Response:
-        """Return the metrics of the service as text for Prometheus."""
+        """Return the metrics of the service in the text format of Prometheus."""
         return Response(render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_api_route("/metrics", metrics, tags=["operations"], response_class=Response)
@@ -72,7 +72,7 @@ async def _state(name: str, check: Check, patience: float) -> str:
     try:
         async with asyncio.timeout(patience):
             await check()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the store cannot be used; the log says why
+    except Exception as error:  # noqa: BLE001  # any error means that the store cannot be used
         logger.info("not ready: %s: %s", name, str(error) or type(error).__name__)
         return "unavailable"
     return "ok"

@@ -1,4 +1,4 @@
-"""Metrics of a service whose limiter is Headgate's: its decisions, and what the service counts besides."""
+"""Prometheus metrics of a service: decisions of its limiter, and one counter of the service."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from headgate.observe.prometheus import PrometheusHook, all_processes
 
 
 class LimiterMetrics:
-    """A registry with the metrics of a limiter, and one counter of the service.
+    """A registry with the metrics of a limiter and one counter.
 
     Args:
-        name: The counter's.
-        documentation: What it counts.
+        name: The name of the counter.
+        documentation: Its help text.
         label: Its label.
-        values: What the label can be; all are there from the start, so that a rate can be taken of each.
+        values: All values of the label. Each has a series from the start, so that `rate()` works.
     """
 
     def __init__(self, name: str, documentation: str, label: str, values: tuple[str, ...]) -> None:
@@ -29,5 +29,5 @@ class LimiterMetrics:
         self._counter.labels(value).inc()
 
     def render(self) -> bytes:
-        """Return everything as text for Prometheus; with several processes, the sums of all of them."""
+        """Return all metrics in the text format of Prometheus, summed over all processes."""
         return generate_latest(all_processes(self.registry))

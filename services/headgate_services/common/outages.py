@@ -1,7 +1,7 @@
 """Detect outages of a database: requests fail at once while it is down, and work within a second of its return.
 
-A request that fails starts a probe, which asks the database on a separate connection. The database is down only if the
-probe fails too. Requests do not wait for it then; probes continue in the background until one succeeds.
+A request that fails starts a probe, which queries the database on a separate connection. If the probe fails too, the
+database is down: requests fail without waiting, and probes continue in the background until one succeeds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Outages:
 
     @property
     def is_down(self) -> bool:
-        """Whether it was asked and did not answer; probes go on."""
+        """Whether the database is down; probes continue until it replies."""
         return not self._breaker.is_closed
 
     async def report(self, error: Exception) -> None:

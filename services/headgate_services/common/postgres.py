@@ -1,10 +1,10 @@
-"""Connections to PostgreSQL that never wait for ever.
+"""Connections to PostgreSQL with a time limit for every exchange.
 
-A server that hangs accepts connections and answers nothing, and a statement that is waiting for it cannot be cancelled: that
-would need an answer too. So every exchange with the server has a deadline, after which the connection is closed. What was in
-a transaction that was not committed is then rolled back by the server, whenever it goes on.
+A server that hangs accepts connections but does not reply, and a waiting statement cannot be cancelled, because that needs
+a reply too. So every exchange with the server has a deadline, after which the connection is closed. The server rolls back
+the open transaction as soon as it runs again.
 
-    with within(5.0):                           # everything in the block together has five seconds
+    with within(5.0):                           # time limit for the whole block
         async with pool.connection() as connection: ...
 """
 
@@ -25,20 +25,20 @@ T = TypeVar("T")
 
 
 class BoundedConnection(AsyncConnection[Any]):
-    """A connection whose every exchange with the server ends: by an answer, or by closing the connection.
+    """A connection with a time limit for every exchange; it is closed if the server does not reply in time.
 
-    An exchange has `limit` seconds, and no longer than `within` leaves. One that is cancelled closes the connection at
-    once: asking a server that hangs to cancel it would take as long as the exchange itself.
+    The limit is `limit` seconds, or less inside `within`. Cancelling an exchange closes the connection at once, because
+    a cancel request to a server that hangs would have to wait too.
     """
 
     limit = DEFAULT_LIMIT
 
     @classmethod
     async def connect(cls, conninfo: str = "", *, limit: float = DEFAULT_LIMIT, **options: Any) -> Self:  # type: ignore[override]
-        """Connect within `limit` seconds, which is then what every exchange has.
+        """Connect within `limit` seconds, which is also the limit of every exchange.
 
         Raises:
-            OperationalError: The server does not answer in time, or refuses.
+            OperationalError: The server refuses, or does not reply in time.
         """
         try:
             async with asyncio.timeout_at(deadline_after(limit)):
@@ -49,14 +49,14 @@ class BoundedConnection(AsyncConnection[Any]):
         return connection
 
     async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """Run an exchange to its end.
+        """Run an exchange.
 
         Raises:
-            OperationalError: There was no answer in time. The connection is closed.
+            OperationalError: The server did not reply in time. The connection is closed.
         """
-        options = {} if timeout is None else {"timeout": timeout}  # psycopg 3.2 does not know it
+        options = {} if timeout is None else {"timeout": timeout}  # psycopg 3.2 has no such argument
         until = deadline_after(self.limit)
-        if until <= asyncio.get_running_loop().time():  # too late to begin: nothing is sent any more
+        if until <= asyncio.get_running_loop().time():  # too late: do not send anything
             self.pgconn.finish()
             raise psycopg.OperationalError(_LATE)
         try:

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class SettingsError(ConfigError):
-    """The service cannot run as it is configured; each line of the message begins with the variable's name."""
+    """A setting is invalid. Each line of the message begins with the name of a variable."""
 
 
 def _whole_number(value: object) -> object:
-    """Refuse text that pydantic would accept as a whole number, such as 5.0 or 1_000."""
+    """Reject text such as 5.0 or 1_000, which pydantic accepts as a whole number."""
     if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
         raise ValueError("must be a whole number")
     return value
@@ -36,10 +36,10 @@ LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], B
 
 
 def read(config: type[T], variables: Mapping[str, str]) -> T:
-    """Return a pydantic dataclass whose fields have the names of environment variables as aliases.
+    """Read a pydantic dataclass whose fields have the names of environment variables as aliases.
 
     Raises:
-        SettingsError: A variable is wrong; the message has a line for each.
+        SettingsError: A variable is invalid; the message has a line for each.
     """
     given = {name: text.strip() for name, text in variables.items() if name.isupper() and text.strip()}
     with explained_errors():
@@ -48,7 +48,7 @@ def read(config: type[T], variables: Mapping[str, str]) -> T:
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Turn an error of pydantic into a `SettingsError` with a line per variable; values stay out, since some are secret."""
+    """Turn pydantic's errors into a `SettingsError` with a line per variable, without values: some are secret."""
     try:
         yield
     except ValidationError as error:
@@ -60,5 +60,5 @@ def explained_errors() -> Iterator[None]:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Return the entries of a list with commas, without white space around them; empty ones are skipped."""
+    """Return the entries of a comma-separated list, stripped; empty entries are skipped."""
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())

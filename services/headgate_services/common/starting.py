@@ -1,4 +1,4 @@
-"""Starting a service: settings, log, server, and the message if it cannot start."""
+"""Start-up of a service: settings, logging, checks, server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class RunnableSettings(Protocol):
-    """The settings that every service has."""
+    """Settings that every service has."""
 
     @property
     def host(self) -> str: ...
@@ -37,14 +37,14 @@ S = TypeVar("S", bound=RunnableSettings)
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to standard error with credentials removed; libraries log warnings only, at every level."""
+    """Log to standard error with credentials removed; from other libraries, warnings only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     set_up_log(handler, level)
 
 
 def set_up_log(handler: logging.Handler, level: str) -> None:
-    """Send our lines of this level and above, and the warnings of others, to a handler, credentials removed."""
+    """Use a handler, with credentials removed, for our records of `level` and above and warnings of other libraries."""
     handler.addFilter(RedactingFilter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     for package in ("headgate", "headgate_services"):
@@ -60,10 +60,10 @@ class Program(Generic[S]):
         place: The import path of this object, as `package.module:NAME`, for worker processes.
         load: Reads the settings.
         create_app: Creates the application.
-        checks: Raise `SettingsError` if the service cannot work; within the server that would end in a traceback.
-        in_memory: The state that each process would keep for itself, and the setting that changes that; empty if none.
-        set_up_log: Configures the log, by level.
-        access_log: Whether every request is a line in the log.
+        checks: Run before the server starts; raise `SettingsError` if the service cannot work.
+        in_memory: Returns which state each process would keep separately and the setting that moves it; empty if none.
+        set_up_log: Configures logging for a level.
+        access_log: Whether every request is logged.
     """
 
     place: str
@@ -75,10 +75,10 @@ class Program(Generic[S]):
     access_log: bool = True
 
     def main(self, host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-        """Run the service until it gets a signal to stop, and return the exit code.
+        """Run the service until a signal stops it, and return the exit code.
 
-        A reason not to start is printed on standard error, with the variable's name and without credentials, before the
-        port is opened.
+        If it cannot start, the reason is printed on standard error before the port is opened: the name of the variable
+        and the problem, without credentials.
 
         Args:
             host: The address to listen on, instead of `HOST`.
@@ -122,7 +122,7 @@ class Program(Generic[S]):
 
 
 def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Turn a coroutine function into a plain one, for commands."""
+    """Turn a coroutine function into a blocking one, for commands."""
 
     @wraps(work)
     def run_to_end(*args: P.args, **options: P.kwargs) -> T:

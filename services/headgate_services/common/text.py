@@ -1,4 +1,4 @@
-"""Text that every database and mail server takes."""
+"""Text fields that every database and mail server accepts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def check_storable(text: str) -> str:
-    """Return a text, if PostgreSQL can keep it and UTF-8 can encode it; for pydantic.
+    """Return the text if it can be stored in PostgreSQL and encoded as UTF-8; a pydantic validator.
 
     Raises:
-        ValueError: It cannot be stored.
+        ValueError: The text has a NUL character or an unpaired surrogate.
     """
     if "\0" in text:
         raise ValueError("must not contain a NUL character")
@@ -24,7 +24,7 @@ def check_storable(text: str) -> str:
 
 
 STORABLE = AfterValidator(check_storable)
-"""For text with a length: `Annotated[str, Field(min_length=1), STORABLE]`. In another order, errors speak of items."""
+"""For text with a length: `Annotated[str, Field(min_length=1), STORABLE]`. The order matters for the error message."""
 
 Text = Annotated[str, STORABLE]
-"""Text that can be stored; anything else is a 422."""
+"""Text that can be stored."""

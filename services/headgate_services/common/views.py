@@ -1,4 +1,4 @@
-"""What a service shows of what it keeps."""
+"""Response models of stored rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RowView(BaseModel):
-    """What is shown of a row of a table, or of another object with such attributes."""
+    """Response model that is read from the attributes of a row."""
 
     model_config = ConfigDict(from_attributes=True)
 
     @classmethod
     def of(cls, row: object) -> Self:
-        """Return the view of a row."""
+        """Return the response for a row."""
         return cls.model_validate(row)

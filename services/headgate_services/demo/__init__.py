@@ -21,7 +21,7 @@ def run_demo(
 ) -> int:
     """Run Redis, PostgreSQL, the four services, the server with its dashboard, and callers; return the exit code.
 
-    It ends, with code 0, on SIGINT, SIGTERM and SIGHUP; nothing that it started outlives it, however it ends.
+    SIGINT, SIGTERM and SIGHUP stop it with exit code 0. Its child processes never outlive it.
 
     Args:
         host: The address to listen on; it must belong to the loopback interface.
@@ -40,10 +40,10 @@ def run_demo(
 def run_all(host: str | None = None) -> int:
     """Run the four services in one process, each with separate environment variables; return the exit code.
 
-    Exit codes: 0 after a signal to stop, 1 if a service ended without one, 2 if a setting cannot work.
+    Exit codes: 0 after a signal to stop, 1 if a service ended without one, 2 if a setting is invalid.
 
     Args:
-        host: The address that all of them listen on, instead of their own settings.
+        host: The address that all of them listen on, instead of their settings.
 
     Raises:
         PortTaken: A port is taken; the message names it.

@@ -1,7 +1,7 @@
-"""`headgate run all`: the four services in one process, each with the settings it would have by itself.
+"""`headgate run all`: the four services in one process.
 
-They share an environment, in which some of their variables have the same name. So a variable with the name of a service
-before it is for that service alone, and wins: `MAIL_DATABASE_URL` over `DATABASE_URL`, `TIERS_PORT` over its default.
+Some of their environment variables have the same name. A variable with the name of a service as prefix is for that service
+only and takes precedence: `MAIL_DATABASE_URL` over `DATABASE_URL`, `TIERS_PORT` over the default port.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def _run(host: str | None) -> int:
 
 
 class _Unusable(Exception):
-    """A service cannot run as it is set; the message names service and variable."""
+    """A setting of a service is invalid; the message has the service and the variable."""
 
 
 def _hosted(name: str, variables: Mapping[str, str], host: str | None) -> Hosted:

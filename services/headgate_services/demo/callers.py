@@ -61,7 +61,7 @@ class Customers:
         self._stuffers = itertools.cycle(STUFFERS)
 
     def callers(self) -> list[Caller]:
-        """Return them, with their paces: about 110 decisions a second in all."""
+        """Return the callers; together they request about 110 decisions a second."""
         return [
             *(Caller(f"people {number}", 10.0, self._person) for number in range(3)),
             Caller("acme, a pro customer", 10.0, lambda: self._decide("api", "hit", "acme", tier="pro")),
@@ -84,7 +84,7 @@ class Customers:
         ]
 
     async def _person(self) -> None:
-        """Come and go with the tide, so that the chart has something to show."""
+        """Call at a rate that rises and falls, so that the chart shows waves."""
         if self._random.random() < 0.6 + 0.4 * math.sin(time.monotonic() * math.tau / _TIDE_SECONDS):
             await self._decide("api", "hit", self._random.choice(PEOPLE))
 
@@ -112,7 +112,7 @@ class Customers:
         return chat
 
     async def _nightly(self) -> None:
-        """Ask for many at once, for a while, then rest."""
+        """Send batches for some seconds, then pause."""
         if time.monotonic() % _NIGHT_SECONDS < _BATCH_SECONDS:
             calls = [{"limiter": "api", "operation": "hit", "key": "nightly-batch"}] * _BATCH
             await self._post("/v1/batch", {"calls": calls})
@@ -141,10 +141,10 @@ class VisitTally:
     refused: int = 0
 
     def add(self, response: httpx.Response) -> None:
-        """Count an answer; anything but success and a refusal is a failure.
+        """Count an answer.
 
         Raises:
-            httpx.HTTPStatusError: It is.
+            httpx.HTTPStatusError: The answer is neither a success nor a refusal.
         """
         if response.status_code != _TOO_MANY:
             response.raise_for_status()
@@ -159,8 +159,8 @@ class Visitors:
         clients: A client of each service, by its name.
         inbox_id: The inbox that mail is sent from.
         api_keys: A key for each tier of the tiers service.
-        webhook_secret: What Telegram sends along.
-        bot_api: What the bot answers to.
+        webhook_secret: The secret of the bot's webhook.
+        bot_api: The local replacement of the Bot API.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Visitors:
         return tally
 
     def callers(self) -> list[Caller]:
-        """Return them, with their paces: about 20 requests a second in all."""
+        """Return the callers; together they send about 20 requests a second."""
         return [
             Caller("a newsletter", 1.4, self._send_mail),
             Caller("people who chat", 1.0, self._chat(list(WRITERS))),
@@ -235,7 +235,7 @@ class Visitors:
         return lambda: self._get("tiers", "/v1/whoami", {"X-API-Key": key})
 
     async def _look_up_anonymously(self) -> None:
-        """Come from a few addresses, through a proxy that the service trusts; so people's own curl is another address."""
+        """Call with forwarded addresses, so that the user's own curl has another address."""
         address = f"198.51.100.{self._random.randrange(200, 208)}"
         await self._get("tiers", "/v1/whoami", {"X-Forwarded-For": address})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from headgate.testing.servers import RedisServer, ServerError
 from headgate_services.demo import DemoError
 
-# Otherwise Ctrl-C waits until everything is on the disk, and then removes it.
+# Otherwise Ctrl-C waits until all data is on disk, and then deletes it.
 _NOT_KEPT = {"fsync": "off", "full_page_writes": "off"}
 
 

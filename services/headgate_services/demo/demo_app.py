@@ -1,4 +1,4 @@
-"""The demo itself: services, server and callers in one event loop, on a Redis and a PostgreSQL that run.
+"""The demo: services, server and callers in one event loop, with a running Redis and PostgreSQL.
 
 Heavy to import, so `headgate demo` imports it while the servers start.
 """
@@ -65,9 +65,9 @@ class RunningDemo:
     Attributes:
         dashboard: The server.
         services: The four services.
-        policy: The policy file that the server reads again when it changes.
-        api_key: A key for the tiers service that no caller uses.
-        submitter_id: A submitter for the petitions service that no caller uses.
+        policy: The policy file; the server reloads it when it changes.
+        api_key: A key of the tiers service for the user of the demo.
+        submitter_id: A submitter of the petitions service for the user of the demo.
         traffic: The callers.
     """
 
@@ -81,7 +81,7 @@ class RunningDemo:
 
 @dataclass(slots=True)
 class _Page:
-    """The part of the dashboard about the demo, with the switch for traffic. Complete when everything runs."""
+    """The part of the dashboard about the demo, with the traffic switch."""
 
     hosted: Mapping[str, Hosted]
     running_traffic: DemoTraffic | None = None
@@ -183,9 +183,9 @@ async def _api_keys(database_url: str) -> dict[str, str]:
 
 
 def _client(url: str) -> httpx.AsyncClient:
-    """Return a client of one server, with few connections: httpx looks at all of them for every request."""
+    """Return a client of one server, with few connections, because httpx checks all of them for every request."""
     limits = httpx.Limits(max_connections=_CONNECTIONS)
-    # Nothing is encrypted here, and reading the certificate store takes longer than to start a service.
+    # Without TLS: loading the certificate store takes longer than starting a service.
     return httpx.AsyncClient(
         base_url=url, limits=limits, timeout=_ANSWER_SECONDS, trust_env=False, verify=False
     )
@@ -206,7 +206,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 def _log_problems() -> None:
     """Log problems to standard error, each in one line, and repeated ones only a few times a minute."""
     configure_logging("WARNING", _format_problem)
-    # A service's warnings are mostly about refusals, which are the demo's point.
+    # Most warnings of the services are about refusals, which are intended here.
     logging.getLogger("headgate_services").setLevel(logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     limiter = Limiter("2/minute")

@@ -1,4 +1,4 @@
-"""`headgate demo`, from the first line to the last. The output is plain ASCII, easy to read and to copy from."""
+"""The command `headgate demo` and its output, which is plain ASCII."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(host: str, port: int, open_traffic: bool, keep: Path | None) -> int:
     """Run the demo until a signal stops it, and return the exit code; see `headgate_services.demo.run_demo`."""
     check_loopback(host)
     asyncio.run(_run(host, port, open_traffic, keep))
-    gc.freeze()  # a last search for garbage in all imported modules would be most of the time that Ctrl-C takes
+    gc.freeze()  # a last garbage collection would take most of the time of the shutdown
     return 0
 
 
@@ -49,7 +49,7 @@ async def _run(host: str, port: int, open_traffic: bool, keep: Path | None) -> N
         running = await stack.enter_async_context(demo_app.running_demo(options))
         progress.ready("services and server")
         if not signals.received.is_set():
-            signals.listen()  # the server reads its policy again on SIGHUP; here it means that the terminal is gone
+            signals.listen()  # again, because the server uses SIGHUP to reload its policy
             _show(running, progress)
         await signals.received.wait()
         progress.show("\nStopping.")
@@ -77,10 +77,10 @@ def _show(running: Any, progress: Progress) -> None:
 
 
 def check_loopback(host: str) -> None:
-    """Refuse an address that other machines could reach: the demo has no authentication.
+    """Check that an address is loopback, because the demo has no authentication.
 
     Raises:
-        DemoError: It is such an address.
+        DemoError: Other machines could reach the address.
     """
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback

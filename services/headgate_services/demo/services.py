@@ -42,10 +42,9 @@ def make_service(name: str, variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Replace the environment variables of the process inside of the block.
+    """Replace the environment variables of the process during the block.
 
-    The services read their settings from the environment, once, when they are created, so several of them can have
-    different settings in one process. Only safe while nothing else runs.
+    Services read the environment only when they are created, so each can have different settings. Not thread-safe.
     """
     before = dict(os.environ)
     os.environ.clear()

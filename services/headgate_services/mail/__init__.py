@@ -1,6 +1,6 @@
 """An outbound e-mail gateway with a global send limit.
 
-`headgate run mail` starts it; `create_app` returns it for another server or a test.
+`headgate run mail` starts it; `create_app` returns the application for another server or a test.
 """
 
 from headgate_services.mail.app import create_app, inspect_limit, main, reset_limit

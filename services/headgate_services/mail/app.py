@@ -1,4 +1,4 @@
-"""The application, and running it."""
+"""The application, its start-up checks and its commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headgate_services.mail.storage.times import utc
 
 logger = logging.getLogger(__name__)
 
-_RETRY = {"Retry-After": "1"}  # seconds; a store that is back is noticed within one
+_RETRY = {"Retry-After": "1"}  # seconds; the return of a store is detected within one
 
 
 def create_app(
@@ -45,15 +45,15 @@ def create_app(
     clock: Clock | None = None,
     provider: EmailProvider | None = None,
 ) -> FastAPI:
-    """Return the service; by default with the settings of the environment.
+    """Create the application.
 
     Args:
-        settings: What to run with.
-        clock: Where time comes from, for tests.
-        provider: Sends, instead of the one that the settings name.
+        settings: The settings; by default read from the environment.
+        clock: A clock for tests.
+        provider: A provider to use instead of the configured one.
 
     Raises:
-        SettingsError: It cannot run like this; the message names the variable.
+        SettingsError: A setting is invalid; the message names the variable.
     """
     settings = load_settings() if settings is None else settings
     services = build_services(settings, clock, provider)
@@ -83,8 +83,8 @@ def create_app(
 
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
-    """Add the middleware, the innermost first; every refusal passes through CORS, which comes last."""
-    # Base64 makes four bytes of three; a megabyte on top is for everything else in the request.
+    """Add the middleware, innermost first. CORS is the outermost, so that browsers can read every refusal."""
+    # Base64 encodes three bytes as four; one more megabyte is for the rest of the request.
     app.add_middleware(SizeGuard, max_bytes=(settings.attachment_max_total_size_mb * 4 // 3 + 2) * MEGABYTE)
     if key := settings.api_key.get_secret_value():
         app.add_middleware(ApiKeyGuard, key=key)
@@ -105,19 +105,19 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
 
 async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
-    """Refuse to send while the count is unknown: a limit that fails open is none."""
+    """Answer 503: nothing is sent while the count is unknown."""
     logger.error("Rate limit store unavailable: %s", error)
     return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503, _RETRY)
 
 
 async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
-    """Say that the database failed; nothing was sent or stored for this request."""
+    """Answer 503: nothing was sent or stored for this request."""
     logger.error("Database unavailable: %s", problem_with(error))
     return JSONResponse({"detail": "Database unavailable; nothing was sent or stored"}, 503, _RETRY)
 
 
 async def _prepare(services: Services) -> None:
-    """Bring the database up to date, and give the demo an inbox to send from."""
+    """Apply missing migrations, and create the inbox of the demo provider."""
     await services.database.migrate()
     if services.settings.email_provider != "demo":
         return
@@ -137,17 +137,17 @@ async def _prepare(services: Services) -> None:
                     created_at=utc(services.clock),
                 )
             )
-    except IntegrityError:  # another worker was faster
+    except IntegrityError:  # another worker created it
         logger.debug("The demo inbox exists already")
 
 
 @blocking
 async def inspect_limit() -> str:
-    """Return in a line what was counted of the send limit; counts nothing.
+    """Return the counts of the send limit in one line.
 
     Raises:
-        SettingsError: It is counted in the memory of the service.
-        StoreError: The store cannot be asked.
+        SettingsError: The counts are in the memory of the service.
+        StoreError: The store does not reply.
     """
     async with _send_limit() as limiter:
         windows = (await limiter.usage()).windows
@@ -156,13 +156,13 @@ async def inspect_limit() -> str:
 
 @blocking
 async def reset_limit() -> None:
-    """Forget what was counted of the send limit; raises as `inspect_limit` does."""
+    """Clear the counts of the send limit; raises like `inspect_limit`."""
     async with _send_limit() as limiter:
         await limiter.reset()
 
 
 def _send_limit() -> aclosing[GlobalRateLimiter]:
-    """Provide the limiter of the service, for a command."""
+    """Return the limiter of the service, for a command."""
     settings = load_settings()
     if settings.counts_in_memory:
         raise SettingsError(
@@ -172,16 +172,16 @@ def _send_limit() -> aclosing[GlobalRateLimiter]:
 
 
 async def _check_database(settings: Settings) -> None:
-    """Open the database and bring it up to date.
+    """Connect to the database and apply missing migrations.
 
-    The application does so by itself, but there, within the server, a failure would end in a traceback.
+    The application does this too, but an error inside the server would be a traceback.
     """
     async with aclosing(MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)) as database:
         await database.check(all_migrations(), MIGRATIONS)
 
 
 async def _check_store(settings: Settings) -> None:
-    """Refuse to start on a store that refuses us. One that is down may be back; until then nothing is sent."""
+    """Fail if the store is misconfigured. If it is only down, start anyway; nothing is sent until it is back."""
     async with aclosing(build_limiter(settings)) as limiter:
         try:
             await limiter.ping()
@@ -192,8 +192,8 @@ async def _check_store(settings: Settings) -> None:
 
 
 def _in_memory(settings: Settings) -> str:
-    store = "the send limit is in memory; RATE_LIMIT_STORE names a store that they share"
-    return store if settings.counts_in_memory else ""
+    hint = "the send limit is in memory; set RATE_LIMIT_STORE to a shared store"
+    return hint if settings.counts_in_memory else ""
 
 
 PROGRAM = Program(

@@ -1,4 +1,4 @@
-"""Files that came with a request, checked against the limits before anything is done with them."""
+"""Decoding and size checks of attachments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headgate_services.mail.schemas import SendAttachment
 
 
 def decode_attachments(given: Sequence[SendAttachment], settings: Settings) -> list[OutgoingAttachment]:
-    """Return the files with their content.
+    """Return the attachments with their content.
 
     Raises:
-        HTTPException: 422 for too many or an empty one, 413 for too large, 400 for one that is not base64.
+        HTTPException: 422 for too many attachments or an empty one, 413 for too large, 400 for invalid base64.
     """
     if len(given) > settings.attachment_max_count:
         raise HTTPException(

@@ -1,4 +1,4 @@
-"""What the service reads from its environment, once, at start-up."""
+"""Settings of the mail service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
 
 
 def _provider(value: object) -> object:
-    return "smtp" if value == "imap-smtp" else value  # what it is called where it can also fetch mail
+    return "smtp" if value == "imap-smtp" else value  # the name in NornWeave, which can also fetch mail
 
 
 def _patterns(text: str) -> str:
@@ -108,11 +108,11 @@ class Settings(ServiceSettings):
     def _origins_are_origins(cls, text: str) -> str:
         origins = split_list(text)
         if "*" in origins and len(origins) > 1:
-            raise ValueError("* stands alone: with it every origin is allowed, whatever else is listed")
+            raise ValueError("* must stand alone: it allows every origin")
         for origin in origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin such as https://app.example.com, which has no path"
+                    f"{origin!r} is not an origin; write https://app.example.com, without a path"
                 )
         return text
 
@@ -123,23 +123,23 @@ class Settings(ServiceSettings):
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
-        """The origins that browsers may call from."""
+        """Origins of web pages that may call the API."""
         return split_list(self.cors_origins)
 
     @property
     def counts_in_memory(self) -> bool:
-        """Whether there is a limit that every process counts for itself."""
+        """Whether there is a limit and each process counts it separately."""
         is_limited = self.global_send_rate_limit_per_minute or self.global_send_rate_limit_per_hour
         return bool(is_limited) and self.rate_limit_store.startswith("memory:")
 
     @property
     def inbox_domain(self) -> str:
-        """The domain of new inboxes; empty if there is none."""
+        """The domain of new inboxes; empty if not configured."""
         return self.email_domain or (DEMO_DOMAIN if self.email_provider == "demo" else "")
 
     @property
     def missing_credentials(self) -> list[str]:
-        """The variables without which the provider cannot send."""
+        """Variables that the provider needs and that are not set."""
         password = self.smtp_password.get_secret_value()
         needed: dict[str, dict[str, object]] = {
             "smtp": {
@@ -162,10 +162,10 @@ class Settings(ServiceSettings):
         return [variable for variable, value in needed.get(self.email_provider, {}).items() if not value]
 
     def sqlalchemy_url(self) -> URL:
-        """Return where messages are stored, with the driver that we use for it.
+        """Return the URL of the database with its driver.
 
         Raises:
-            ValueError: `DATABASE_URL` and `DB_DRIVER` do not name a database that we know.
+            ValueError: `DATABASE_URL` or `DB_DRIVER` is invalid, or they contradict each other.
         """
         if self.db_driver == "postgres" and not self.database_url:
             raise ValueError("DATABASE_URL: must be set when DB_DRIVER is postgres")

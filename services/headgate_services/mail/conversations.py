@@ -1,111 +1,128 @@
-"""Storing messages in the threads that they belong to."""
+"""Storage of messages in threads."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from headgate_services.mail.domain_filter import DomainFilter, bare_address
+from headgate_services.mail.domain_filter import DomainFilter, bare_address, domain_of
 from headgate_services.mail.providers import OutgoingAttachment
-from headgate_services.mail.storage.models import Attachment, StoredMessage, Thread
+from headgate_services.mail.schemas import SendRequest
+from headgate_services.mail.storage.models import Attachment, Inbox, StoredMessage, Thread
 from headgate_services.mail.storage.queries import inbox_of_address, thread_with
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
-    """An e-mail as sender and recipients both see it."""
+class MailDraft:
+    """An e-mail that is ready for the provider.
 
-    message_id: str
+    Attributes:
+        thread: The thread that it replies to, or None for a new thread.
+    """
+
+    id: str
+    request: SendRequest
+    inbox: Inbox
+    thread: Thread | None
+    attachments: list[OutgoingAttachment]
     in_reply_to: str | None
     references: list[str]
-    from_address: str
-    to_addresses: list[str]
-    subject: str
-    text: str
-    attachments: Sequence[OutgoingAttachment] = ()
-    cc_addresses: list[str] = field(default_factory=list)
-    bcc_addresses: list[str] = field(default_factory=list)
-    html: str | None = None
+    html: str | None
 
     @property
-    def recipients(self) -> list[str]:
-        """The address of every recipient, without names, each once."""
-        everyone = [*self.to_addresses, *self.cc_addresses, *self.bcc_addresses]
-        return list(dict.fromkeys(bare_address(address).lower() for address in everyone))
+    def message_id(self) -> str:
+        """The Message-ID header."""
+        return f"<{self.id}@{domain_of(self.inbox.email_address)}>"
 
 
 async def add_message(
     session: AsyncSession,
-    message: StoredMessage,
-    envelope: Envelope,
+    draft: MailDraft,
     inbox_id: str,
     thread_id: str | None,
     now: datetime,
+    **delivery: Any,
 ) -> Thread:
-    """Store a message and its files in a thread of an inbox, and return the thread: a new one if none is given.
+    """Store a message and its attachments in a thread of an inbox, and return the thread.
 
-    The message comes with its id, direction and status; everything else is filled in from the envelope.
+    Args:
+        session: A session that writes.
+        draft: The e-mail.
+        inbox_id: The inbox of the sender, or of a recipient.
+        thread_id: The thread; None for a new one.
+        now: The time of the message.
+        delivery: The columns that differ between sender and recipient: id, direction, status, `bcc_addresses`, …
     """
+    request = draft.request
     thread = await session.get(Thread, thread_id) if thread_id else None
-    if thread is None:  # also if it was deleted while the e-mail was being sent
+    if thread is None:  # also if it was deleted during the send
         thread = Thread(
             id=str(uuid4()),
             inbox_id=inbox_id,
-            subject=envelope.subject,
+            subject=request.subject,
             last_message_at=now,
-            participant_hash=_participant_hash([envelope.from_address, *envelope.to_addresses]),
+            participant_hash=_participant_hash([draft.inbox.email_address, *request.to]),
             created_at=now,
         )
         session.add(thread)
     thread.last_message_at = max(thread.last_message_at, now)
-    await session.flush()  # the thread's row before those that refer to it
-    message.inbox_id = inbox_id
-    message.thread_id = thread.id
-    message.timestamp = message.created_at = now
-    _fill_in(message, envelope)
+    await session.flush()  # the rows below refer to the thread
+    message = StoredMessage(
+        inbox_id=inbox_id,
+        thread_id=thread.id,
+        message_id=draft.message_id,
+        in_reply_to=draft.in_reply_to,
+        reference_ids=draft.references,
+        subject=request.subject,
+        from_address=draft.inbox.email_address,
+        to_addresses=request.to,
+        cc_addresses=request.cc or [],
+        reply_to_addresses=[],
+        text=request.body,
+        html=draft.html,
+        labels=[],
+        size=len(request.body.encode()) + sum(len(file.content) for file in draft.attachments),
+        timestamp=now,
+        created_at=now,
+        **delivery,
+    )
     session.add(message)
     await session.flush()
-    session.add_all(_attachment(message.id, file) for file in envelope.attachments)
+    session.add_all(_attachment(message.id, file) for file in draft.attachments)
     return thread
 
 
-async def loop_back(session: AsyncSession, envelope: Envelope, inbound: DomainFilter, now: datetime) -> None:
-    """Deliver a copy to every recipient whose inbox is one of ours: the only inbound mail of the demo."""
-    copy = replace(envelope, bcc_addresses=[])  # hidden from recipients
-    for recipient in envelope.recipients:
+async def loop_back(session: AsyncSession, draft: MailDraft, inbound: DomainFilter, now: datetime) -> None:
+    """Deliver a copy to every recipient that has an inbox here; the demo provider's only inbound mail."""
+    recipients = dict.fromkeys(bare_address(address).lower() for address in draft.request.recipients)
+    for recipient in recipients:
         inbox = await inbox_of_address(session, recipient)
         if inbox is None:
             continue
-        if not inbound.allows(envelope.from_address):
+        if not inbound.allows(draft.inbox.email_address):
             logger.info("Copy for %s not stored: domain_blocked", recipient)
             continue
-        thread = await thread_with(session, inbox.id, [*envelope.references, envelope.message_id])
-        message = StoredMessage(id=str(uuid4()), direction="inbound", status="received")
-        await add_message(session, message, copy, inbox.id, thread.id if thread else None, now)
-
-
-def _fill_in(message: StoredMessage, envelope: Envelope) -> None:
-    message.message_id = envelope.message_id
-    message.in_reply_to = envelope.in_reply_to
-    message.reference_ids = envelope.references
-    message.subject = envelope.subject
-    message.from_address = envelope.from_address
-    message.to_addresses = envelope.to_addresses
-    message.cc_addresses = envelope.cc_addresses
-    message.bcc_addresses = envelope.bcc_addresses
-    message.reply_to_addresses = []
-    message.text = envelope.text
-    message.html = envelope.html
-    message.labels = []
-    message.size = len(envelope.text.encode()) + sum(len(file.content) for file in envelope.attachments)
+        thread = await thread_with(session, inbox.id, [*draft.references, draft.message_id])
+        await add_message(
+            session,
+            draft,
+            inbox.id,
+            thread.id if thread else None,
+            now,
+            id=str(uuid4()),
+            direction="inbound",
+            status="received",
+            bcc_addresses=[],  # hidden from recipients
+        )
 
 
 def _attachment(message_id: str, file: OutgoingAttachment) -> Attachment:
@@ -122,5 +139,5 @@ def _attachment(message_id: str, file: OutgoingAttachment) -> Attachment:
 
 
 def _participant_hash(addresses: Iterable[str]) -> str:
-    """Return a digest that is the same for the same people, whatever the order and the case they are written in."""
+    """Return a digest of a set of addresses; order and case do not matter."""
     return sha256("\n".join(sorted({address.lower() for address in addresses})).encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Which domains mail may go to and come from.
+"""Allowlists and blocklists of domains.
 
-A pattern must match the whole domain, whatever its case. A hit in the blocklist refuses; then, if there is an allowlist,
-no hit in it refuses too. An address may have a name, as in `Ann <ann@example.com>`. What is not one address with a domain is
-refused even without any lists, since its destination is unknown: `ann@example.com,bob@example.org` would slip past a
-list that looks at what follows the last `@`, and still reach the domain it names.
+A pattern must match the whole domain; case does not matter. A domain is refused if it is on the blocklist, or if there is an
+allowlist and it is not on it. An address may have a name, as in `Ann <ann@example.com>`. Text that is not a single address
+with a domain is refused even without lists: `ann@example.com,bob@example.org` would pass a check of the part after the last
+`@`, and still reach both domains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 _ATOM = r"""[^\s@<>()\[\],;:\\"\x00-\x1f\x7f]+"""
-_QUOTED = r'''"(?:[^"\\\x00-\x1f\x7f]|\\[\x20-\x7e])*"'''  # may hold an @ of its own
+_QUOTED = r'''"(?:[^"\\\x00-\x1f\x7f]|\\[\x20-\x7e])*"'''  # may contain an @
 _LITERAL = r"\[[0-9a-z:.]+\]"  # an IP address in place of a domain
 _PLAIN = rf"(?:{_ATOM}(?:@{_ATOM})*|{_QUOTED})@(?P<domain>{_ATOM}|{_LITERAL})"
 _ADDRESS = re.compile(_PLAIN, re.IGNORECASE)
@@ -25,10 +25,10 @@ _NAMED = re.compile(rf"(?:{_WORDS}|\s*{_QUOTED}\s*)<(?P<address>{_PLAIN})>\s*", 
 
 
 def compile_patterns(text: str) -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of a comma-separated text; blank entries are skipped.
+    """Return the patterns of a comma-separated list; blank entries are skipped.
 
     Raises:
-        ValueError: One of them is not a regular expression; the message says which.
+        ValueError: An entry is not a regular expression; the message names it.
     """
     return tuple(_compile(entry.strip()) for entry in text.split(",") if entry.strip())
 
@@ -41,25 +41,25 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def bare_address(address: str) -> str:
-    """Return an address without the name that it may have; what is no address stays as it is."""
+    """Return an address without its name; other text is returned unchanged."""
     match = _NAMED.fullmatch(address)
     return match["address"] if match else address
 
 
 def domain_of(address: str) -> str | None:
-    """Return the domain of an address in lower case, without the dot that may close it; `None` if it has none."""
+    """Return the domain of an address in lower case without a final dot; `None` if the address is invalid."""
     match = _ADDRESS.fullmatch(bare_address(address))
     return (match["domain"].removesuffix(".").lower() or None) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class DomainFilter:
-    """The lists for one direction.
+    """The patterns for one direction.
 
     Attributes:
         direction: `outbound` or `inbound`, for the log.
-        allowlist: If there are any, one of them must match.
-        blocklist: None of them may match.
+        allowlist: Unless empty, one of these patterns must match.
+        blocklist: None of these patterns may match.
     """
 
     direction: str
@@ -67,14 +67,14 @@ class DomainFilter:
     blocklist: tuple[re.Pattern[str], ...] = ()
 
     def blocked(self, addresses: Iterable[str]) -> list[str]:
-        """Return what to name when refusing: the blocked domains, sorted, each once; empty if all are allowed.
+        """Return the blocked domains, sorted and each once; empty if all are allowed.
 
-        An address without a domain is named as it stands.
+        An address without a domain is returned as it is.
         """
         return sorted({domain_of(address) or address for address in addresses if not self.allows(address)})
 
     def allows(self, address: str) -> bool:
-        """Return whether mail may go to, or come from, this address."""
+        """Return whether mail to or from this address is allowed."""
         domain = domain_of(address)
         if domain is None:
             logger.warning("%s address %r refused: it has no domain", self.direction, address)

@@ -1,4 +1,4 @@
-"""The API key, asked for before the routes."""
+"""API key check before the routes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fastapi.responses import JSONResponse
 from headgate.http.asgi import App, Receive, Scope, Send
 from headgate_services.common.guards import api_key_of
 
-# Open as ever: the id of an attachment cannot be guessed, and browsers send no keys when they follow a link.
+# Without a key, because browsers send none when they follow a link; the id of an attachment cannot be guessed.
 _OPEN = re.compile(r"/v1/attachments/[^/]+/content")
 
 
 class ApiKeyGuard:
-    """Asks for the API key on every path under /v1.
+    """Middleware that requires the API key on every path under /v1.
 
-    `X-API-Key` is looked at first, then `Authorization: Bearer`. OPTIONS is let through, since browsers ask by it, without
-    a key, whether they may send one.
+    The key is read from `X-API-Key`, then from `Authorization: Bearer`. OPTIONS needs no key, because browsers send
+    CORS preflight requests without one.
     """
 
     def __init__(self, app: App, key: str) -> None:

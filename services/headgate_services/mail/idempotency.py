@@ -1,8 +1,8 @@
-"""`Idempotency-Key`: a request that is repeated with the same key is answered again, and sends nothing.
+"""`Idempotency-Key`: a repeated request gets the same response, and sends nothing.
 
-A key is taken before anything else happens, and kept with the answer in the transaction that stores the message. It is free
-again if the request was refused or the send has failed: then nothing was sent. If the process dies in between, the outcome
-is unknown and the key stays taken: the e-mail may be missing then, but is never sent twice.
+A key is reserved first, and stored with the response in the transaction that stores the message. It is freed if the request
+was refused or the send failed, because nothing was sent. If the process dies in between, the outcome is unknown and the key
+stays reserved: the e-mail may be missing, but is never sent twice.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from headgate_services.mail.storage.models import IdempotencyKey
 from headgate_services.mail.storage.times import utc
 
 KEPT = timedelta(hours=24)
-"""How long a key is remembered."""
+"""How long a key is stored."""
 
 logger = logging.getLogger(__name__)
 
-_IN_PROGRESS = (
-    "A request with this Idempotency-Key is under way, or was interrupted: then it may have been sent"
-)
+_IN_PROGRESS = "A request with this Idempotency-Key is in progress, or was interrupted and may have been sent"
 _OTHER_REQUEST = "This Idempotency-Key was used for another request"
 
 
 async def take_key(key: str, request: SendRequest, services: Services) -> SendResponse | None:
-    """Take a key for a request; return the answer to the earlier one with the same key, if there is one.
+    """Reserve a key for a request; return the response of an earlier request with the same key, if any.
 
     Raises:
-        HTTPException: 409 if that has no answer yet, 422 if it was another request.
+        HTTPException: 409 if the earlier request has no response yet, 422 if it was different.
     """
     fingerprint = sha256(request.model_dump_json().encode()).hexdigest()
     now = utc(services.clock)
@@ -48,7 +46,7 @@ async def take_key(key: str, request: SendRequest, services: Services) -> SendRe
             if known is None:
                 session.add(IdempotencyKey(key=key, fingerprint=fingerprint, response=None, created_at=now))
                 return None
-    except IntegrityError as error:  # another process has taken it at the same moment
+    except IntegrityError as error:  # another process reserved it at the same moment
         raise HTTPException(409, _IN_PROGRESS) from error
     if known.fingerprint != fingerprint:
         raise HTTPException(422, _OTHER_REQUEST)
@@ -58,7 +56,7 @@ async def take_key(key: str, request: SendRequest, services: Services) -> SendRe
 
 
 async def keep_answer(session: AsyncSession, key: str, response: SendResponse) -> None:
-    """Keep the answer for the next request with this key; that of a failed send is not, so that it can be tried again."""
+    """Store the response for the next request with this key; after a failed send, free the key instead."""
     known = await session.get(IdempotencyKey, key)
     if known is not None and response.status == "failed":
         await session.delete(known)
@@ -67,9 +65,9 @@ async def keep_answer(session: AsyncSession, key: str, response: SendResponse) -
 
 
 async def free_key(key: str, database: MailDatabase) -> None:
-    """Free a key, because its request was refused before anything was sent."""
+    """Free a key whose request was refused before anything was sent."""
     try:
         async with database.writing() as session:
             await session.execute(delete(IdempotencyKey).where(IdempotencyKey.key == key))
-    except SQLAlchemyError as error:  # the answer to the request does not depend on it
-        logger.warning("Idempotency-Key %s stays taken for %s: %s", key, KEPT, error)
+    except SQLAlchemyError as error:  # the response to the request does not depend on it
+        logger.warning("Idempotency-Key %s stays reserved for %s: %s", key, KEPT, error)

@@ -1,9 +1,8 @@
 """Convert the Markdown body of an e-mail to its HTML part.
 
-markdown-it-py follows CommonMark, is safe for untrusted text (HTML in it is escaped, `javascript:` links are dropped), and
-is written in Python alone. Some texts take much longer than others of the same length, so the CPU time is limited. So is
-the length of link targets and titles, which are repeated wherever a link refers to them. A body beyond the limits has no
-HTML part and is sent as text only.
+markdown-it-py follows CommonMark, is safe for untrusted text (HTML is escaped, `javascript:` links are dropped) and is pure
+Python. Some texts take much longer than others of the same length, so the CPU time is limited. So is the length of link
+targets and titles, which are repeated for every reference to them. A body beyond the limits is sent as text only.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class _TooExpensive(Exception):
 
 
 def to_html(markdown: str) -> str | None:
-    """Return a body as HTML; `None` if it is blank, or above the limits of this module."""
+    """Return a body as HTML; `None` if it is blank or exceeds the limits of this module."""
     if len(markdown) > MOST_CHARACTERS:
         return None
     try:
@@ -40,20 +39,20 @@ def to_html(markdown: str) -> str | None:
 
 
 def _link_characters(tokens: Iterable[Token]) -> int:
-    """Return the length of all targets and titles of links and images."""
+    """Return the total length of the targets and titles of links and images."""
     children = (child for token in tokens for child in token.children or ())
     return sum(len(str(value)) for child in children for value in child.attrs.values())
 
 
 def _check_time(state: StateBlock | StateInline, *position: object) -> bool:
-    """Raise if the time is over; a rule that never matches."""
+    """Raise if the CPU time is used up; a rule that never matches."""
     if time.thread_time() > state.env["deadline"]:
         raise _TooExpensive
     return False
 
 
 def _parser() -> MarkdownIt:
-    # A line break in the text is one in the HTML: people who write plain text expect that of an address or a signature.
+    # Line breaks are kept, because people expect that of addresses and signatures.
     parser = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
     everywhere = ["paragraph", "reference", "blockquote", "list", "table"]
     parser.block.ruler.before("table", "time", _check_time, {"alt": everywhere})

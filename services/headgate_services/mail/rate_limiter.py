@@ -1,19 +1,17 @@
-"""How many e-mails may leave per rolling minute and hour, all inboxes together.
+"""The send limit: e-mails per rolling minute and hour, for all inboxes together.
 
-The counting is Headgate's: one strict sliding window per configured limit, so that no minute and no hour ever holds more
-than its limit. Its buckets are a second long, so that a send counts at most a second longer than it must; in an hour on a
-shared store, where a state has at most 1,000 entries, they are five seconds long. A window without a limit is
-still counted, for the log, as long as the other one has a limit; if neither has, nothing is counted, logged or refused.
+Each limit is a strict sliding window of Headgate, so no minute and no hour contains more sends than its limit. Buckets are
+one second long; in the hour on a shared store, where a state has at most 1,000 entries, they are five seconds long. If only
+one window has a limit, the other one is still counted for the log; without any limit, nothing is counted or logged.
 
-It can be used in two forms:
+There are two ways to use it:
 
-    check(), then record()   for plain code, as long as no one else sends in between
-    await hold()             for the service: takes the unit before the provider is asked and gives it back if the provider
-                             fails, so that slow and parallel sends cannot pass the limit together
+    check(), then record()   for code that sends one e-mail at a time
+    await hold()             for the service: charge the unit before the provider is called, and release it if the provider
+                             fails, so that slow and concurrent sends cannot exceed the limit
 
-A hold counts from its start, and from its confirmation once it is confirmed. Its send must end by `deadline`, before
-the hold leaves the shortest window. Any object with `check()` and `record()` can replace the limiter: `hold_for` builds a
-hold from the two.
+A hold counts from its start; once confirmed, from its confirmation. The send must end by `deadline`, before the hold leaves
+the shortest window. Any object with `check()` and `record()` can replace the limiter; `hold_for` then uses these two.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ from headgate.quota import MAX_UNITS
 logger = logging.getLogger(__name__)
 
 NAME = "mail"
-"""The limiter's name in a store that it shares with others."""
+"""The name of the limiter in a shared store."""
 
 BUCKETS_IN_MEMORY = 3600
 BUCKETS_ON_SHARED_STORES = 720
 
 LONGEST_SEND = 5 / 6
-"""The longest time for a send, as a share of the shortest limited window: 50 seconds of a minute."""
+"""The time limit of a send, as a share of the shortest limited window: 50 seconds of a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,9 @@ class SendWindow:
     """A rolling window.
 
     Attributes:
-        name: What it is called in answers and log lines.
-        seconds: How long it is.
-        limit: The most sends in it; 0 for any number.
+        name: The name in responses and log lines.
+        seconds: The length of the window.
+        limit: The most sends in the window; 0 for unlimited.
     """
 
     name: str
@@ -68,20 +66,20 @@ class SendWindow:
     limit: int
 
     def rule(self, most_buckets: int) -> Rule:
-        """Return the rule that counts in this window; without a limit, one that never refuses."""
+        """Return the rule of this window; without a limit, a rule that never refuses."""
         quota = Quota.of(self.limit or MAX_UNITS, self.seconds)
         return sliding_window(quota, scope="*", name=self.name, buckets=min(self.seconds, most_buckets))
 
 
 @dataclass(frozen=True, slots=True)
 class WindowUsage:
-    """What has been counted in a window.
+    """The count of a window.
 
     Attributes:
-        name: The window.
-        count: Sends in it, those under way included; never shown above the limit.
-        limit: The most there may be; `None` for any number.
-        retry_after: Whole seconds until it has room, rounded up and at least 1; `None` if it has.
+        name: The name of the window.
+        count: The number of sends, including sends in progress; at most the limit.
+        limit: The limit; `None` for unlimited.
+        retry_after: Whole seconds until a send is admitted, rounded up and at least 1; `None` if it is admitted now.
     """
 
     name: str
@@ -98,11 +96,11 @@ class RateLimitResult:
     """Whether one more e-mail may be sent.
 
     Attributes:
-        allowed: Whether it may.
-        retry_after: Whole seconds after which it may if nothing else is sent, rounded up and at least 1; of several
-            exhausted windows the longest wait. `None` if it may now.
-        detail: A sentence that names the exhausted windows; empty if there are none.
-        windows: What was counted before this send, one entry per window; empty if nothing is limited.
+        allowed: Whether the send is admitted.
+        retry_after: Whole seconds until it would be admitted, rounded up and at least 1; the longest wait of all
+            exhausted windows. `None` if it is admitted.
+        detail: A sentence with the exhausted windows; empty if it is admitted.
+        windows: The counts before this send, by window; empty without limits.
     """
 
     allowed: bool
@@ -110,8 +108,8 @@ class RateLimitResult:
     detail: str = ""
     windows: tuple[WindowUsage, ...] = ()
 
-    def what_is_left(self, charged: int = 0) -> dict[str, str]:
-        """Return header fields: the limits, and what is left of each after so many more units; none without limits."""
+    def header_fields(self, charged: int = 0) -> dict[str, str]:
+        """Return the rate-limit header fields after `charged` more units; empty without limits."""
         limited = [used for used in self.windows if used.limit is not None]
         if not limited:
             return {}
@@ -132,49 +130,48 @@ class RateLimitResult:
 
 
 class CheckAndRecord(Protocol):
-    """The least that the service asks of a limiter. Both may block; they are called in a thread."""
+    """The methods that the service needs of a limiter. Both may block; they are called in a thread."""
 
     def check(self) -> RateLimitResult:
-        """Return whether one more e-mail may be sent, and count nothing."""
+        """Return whether one more e-mail may be sent, without counting it."""
 
     def record(self) -> None:
         """Count an e-mail that was sent."""
 
 
 class SendHold(Protocol):
-    """A send that may be under way: confirm it if the provider took the e-mail, release it if not."""
+    """A unit held for a send: confirm it if the provider accepted the e-mail, release it if not."""
 
     @property
     def result(self) -> RateLimitResult:
-        """Whether it may be sent at all; if not, there is nothing to confirm or release."""
+        """The decision; if it was refused, there is nothing to confirm or release."""
 
     @property
     def deadline(self) -> float | None:
         """The event loop's time by which the send must end; `None` for no limit."""
 
     async def confirm(self) -> None:
-        """Let the send count."""
+        """Count the send."""
 
     async def release(self) -> None:
-        """Let the send not count."""
+        """Give the unit back."""
 
 
 class GlobalRateLimiter:
     """Limits outbound e-mails per rolling minute and hour.
 
     Args:
-        per_minute: The most in any 60 seconds; 0 for any number.
-        per_hour: The most in any 3,600 seconds; 0 for any number.
-        store: Where to count, as a URL; by default in this process.
-        clock: Where time comes from, instead of the store's own clock.
-        more: Further windows, enforced like the two.
-        hooks: Called for each decision of `hold`.
+        per_minute: The most e-mails in any 60 seconds; 0 for unlimited.
+        per_hour: The most e-mails in any 3,600 seconds; 0 for unlimited.
+        store: The URL of the store; by default the memory of this process.
+        clock: A clock to use instead of the store's clock.
+        more: Further windows.
+        hooks: Hooks called on every decision of `hold`.
 
-    `check` and `record` may be called from any thread; with a store other than memory they wait for it. `hold` and `usage`
-    never block the event loop.
+    `check` and `record` block and may be called from any thread; `hold` and `usage` are for the event loop.
 
     Raises:
-        ConfigError: A limit is negative, or the store's URL is not known.
+        ConfigError: A limit is negative, or the store's URL is invalid.
         StoreError: The store cannot be opened.
     """
 
@@ -208,11 +205,11 @@ class GlobalRateLimiter:
 
     @cached_property
     def _sync(self) -> Limiter:
-        """The same counts for threads; opened when first asked, since the service itself has no use for it."""
+        """The blocking limiter on the same counts; created on first use, because the service does not need it."""
         return Limiter(*self._rules, name=NAME, store=self._store, clock=self._clock, on_store_error="raise")
 
     def check(self) -> RateLimitResult:
-        """Return whether one more e-mail may be sent, and count nothing."""
+        """Return whether one more e-mail may be sent, without counting it."""
         return self._logged(self._result(self._sync.check()))
 
     def record(self) -> None:
@@ -222,22 +219,22 @@ class GlobalRateLimiter:
             _log_recorded(self._usage(self._sync.check(cost=0), charged=0))
 
     async def hold(self) -> SendHold:
-        """Count one e-mail now, if there is room for it, until it is known whether it could be sent."""
+        """Hold one unit until the outcome of the send is known."""
         now = asyncio.get_running_loop().time()
         deadline = None if self._longest_send is None else now + self._longest_send
         hold = await self._async.hold()
         return _LimiterHold(self._logged(self._result(hold.decision)), deadline, hold, self._async)
 
     async def usage(self) -> RateLimitResult:
-        """Return what `check` would, without a line in the log."""
+        """Return the result of a check, without logging it."""
         return self._result(await self._async.check())
 
     async def ping(self) -> None:
-        """Ask the store whether it can count; raises as `AsyncLimiter.ping`."""
+        """Check the store; raises like `AsyncLimiter.ping`."""
         await self._async.ping()
 
     async def reset(self) -> None:
-        """Forget what was counted."""
+        """Clear the counts."""
         await self._async.reset()
 
     async def aclose(self) -> None:
@@ -258,7 +255,7 @@ class GlobalRateLimiter:
         )
 
     def _usage(self, decision: Decision, charged: int) -> tuple[WindowUsage, ...]:
-        """Return the counts of a decision without the units that it charged, or would have."""
+        """Return the counts of a decision, without the units that it charged."""
         return tuple(
             WindowUsage(
                 window.name,
@@ -280,7 +277,7 @@ class GlobalRateLimiter:
 
 
 async def hold_for(limiter: CheckAndRecord) -> SendHold:
-    """Return a hold of this limiter for one e-mail; of one that has no holds, a check now and a record later."""
+    """Return a hold for one e-mail; for a limiter without holds, check now and record at the confirmation."""
     if _has_holds(limiter):
         return await limiter.hold()
     result = await asyncio.to_thread(limiter.check)
@@ -290,20 +287,20 @@ async def hold_for(limiter: CheckAndRecord) -> SendHold:
 
 
 async def usage_of(limiter: CheckAndRecord) -> RateLimitResult:
-    """Return what a limiter would answer now, counting nothing."""
+    """Return the result of a check, without counting it."""
     if _has_holds(limiter):
         return await limiter.usage()
     return await asyncio.to_thread(limiter.check)
 
 
 def _has_holds(limiter: CheckAndRecord) -> TypeGuard[GlobalRateLimiter]:
-    """Tell ours from others by the type: a mock has every attribute, and one with a spec even passes `isinstance`."""
+    """Check the real type, because a mock has every attribute and with a spec even passes `isinstance`."""
     return issubclass(type(limiter), GlobalRateLimiter)
 
 
 @dataclass(frozen=True, slots=True)
 class _LimiterHold:
-    """A unit taken from the store."""
+    """A hold in the store."""
 
     result: RateLimitResult
     deadline: float | None
@@ -311,9 +308,9 @@ class _LimiterHold:
     _limiter: AsyncLimiter = field(repr=False)
 
     async def confirm(self) -> None:
-        """Let the send count from now on: the provider had it only now, however long that took."""
+        """Count the send from now on, because the provider accepted it only now."""
         if not await self._hold.confirm():
-            # The clock jumped beyond the window, and other sends took the place. This one was sent all the same.
+            # The clock jumped beyond the window, and other sends used the unit. This one was sent too.
             await self._hold.settle(self._hold.cost)
             await self._limiter.record()
         if self.result.windows:
@@ -324,13 +321,13 @@ class _LimiterHold:
     async def release(self) -> None:
         try:
             await self._hold.release()
-        except StoreError as error:  # only the budget is affected, and only until the unit expires
-            logger.warning("A send that failed stays counted until it leaves the windows: %s", error)
+        except StoreError as error:  # the unit stays counted until it expires
+            logger.warning("A failed send stays counted until it leaves the windows: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
 class _CheckedHold:
-    """A look before, and a record after: between the two others may pass."""
+    """A check now and a record at the confirmation; other sends may pass in between."""
 
     result: RateLimitResult
     _limiter: CheckAndRecord
@@ -344,7 +341,7 @@ class _CheckedHold:
 
 
 def log_refused(result: RateLimitResult) -> None:
-    """Write the one line about a refused send."""
+    """Log a refused send."""
     logger.warning("%s; retry after %s s", result.detail or "Rate limit exceeded", result.retry_after)
 
 

@@ -14,19 +14,19 @@ from headgate_services.common.text import Text
 from headgate_services.mail.domain_filter import domain_of
 from headgate_services.mail.rate_limiter import usage_of
 from headgate_services.mail.schemas import (
-    AttachmentList,
+    AttachmentView,
     InboxCreate,
-    InboxList,
     InboxView,
     MessageList,
     MessageView,
     OutboxList,
     RateLimitView,
+    RowList,
     SendRequest,
     SendResponse,
     ThreadDetail,
-    ThreadList,
     ThreadMessage,
+    ThreadView,
 )
 from headgate_services.mail.sending import send_message
 from headgate_services.mail.services import LimiterPart, ProviderPart, ServicesPart
@@ -46,7 +46,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0, le=1_000_000_000)]
 
 PAGE = 50
-"""How many things a list shows unless asked for another number."""
+"""Default length of lists."""
 
 inboxes = APIRouter(prefix="/inboxes", tags=["inboxes"])
 messages = APIRouter(prefix="/messages", tags=["messages"])
@@ -81,10 +81,10 @@ async def create_inbox(request: InboxCreate, services: ServicesPart) -> InboxVie
 
 
 @inboxes.get("")
-async def get_inboxes(services: ServicesPart, limit: Limit = PAGE, offset: Offset = 0) -> InboxList:
-    """Return inboxes, oldest first."""
+async def get_inboxes(services: ServicesPart, limit: Limit = PAGE, offset: Offset = 0) -> RowList[InboxView]:
+    """List inboxes, oldest first."""
     async with services.database.reading() as session:
-        return InboxList.of(await list_inboxes(session, limit, offset))
+        return RowList[InboxView].of(await list_inboxes(session, limit, offset))
 
 
 @inboxes.get("/{inbox_id}")
@@ -95,7 +95,7 @@ async def get_inbox(inbox_id: Id, services: ServicesPart) -> InboxView:
 
 @inboxes.delete("/{inbox_id}", status_code=204)
 async def delete_inbox(inbox_id: Id, services: ServicesPart) -> None:
-    """Delete an inbox with its threads, messages and files."""
+    """Delete an inbox with its threads, messages and attachments."""
     async with services.database.writing() as session:
         inbox = await session.get(Inbox, inbox_id)
         if inbox is None:
@@ -109,9 +109,9 @@ async def delete_inbox(inbox_id: Id, services: ServicesPart) -> None:
     responses={
         403: {"description": "A recipient's domain is blocked"},
         404: {"description": "No such inbox or thread"},
-        409: {"description": "A request with this `Idempotency-Key` is under way or was interrupted"},
+        409: {"description": "A request with this `Idempotency-Key` is in progress or was interrupted"},
         413: {"description": "An attachment, or all of them together, are too large"},
-        429: {"description": "The send limit is reached; `Retry-After` says for how many seconds"},
+        429: {"description": "The send limit is reached; `Retry-After` has the seconds to wait"},
     },
 )
 async def post_message(
@@ -122,9 +122,9 @@ async def post_message(
     provider: ProviderPart,
     idempotency_key: Annotated[str | None, Header(pattern=r"^[\x21-\x7e]{1,255}$")] = None,
 ) -> SendResponse:
-    """Send an e-mail. If the provider fails, the answer is still 201, with the status `failed`.
+    """Send an e-mail. If the provider fails, the response is still 201, with the status `failed`.
 
-    With an `Idempotency-Key`, the same request can be repeated safely: it is answered again, and sent once.
+    With an `Idempotency-Key`, the request can be repeated safely: the e-mail is sent once.
     """
     sent, fields = await send_message(request, services, limiter, provider, idempotency_key)
     response.headers.update(fields)
@@ -140,7 +140,7 @@ async def get_messages(
     limit: Limit = PAGE,
     offset: Offset = 0,
 ) -> MessageList:
-    """Return the messages of an inbox or a thread, newest first; `q` is looked for in subject, text and sender."""
+    """List the messages of an inbox or a thread, newest first; `q` searches subject, text and sender."""
     if inbox_id is None and thread_id is None:
         raise HTTPException(422, "inbox_id or thread_id is required")
     async with services.database.reading() as session:
@@ -159,10 +159,10 @@ async def get_message(message_id: Id, services: ServicesPart) -> MessageView:
 @threads.get("")
 async def get_threads(
     services: ServicesPart, inbox_id: Annotated[Text, Query()], limit: Limit = PAGE, offset: Offset = 0
-) -> ThreadList:
-    """Return the threads of an inbox, the one with the newest message first."""
+) -> RowList[ThreadView]:
+    """List the threads of an inbox, ordered by their newest message."""
     async with services.database.reading() as session:
-        return ThreadList.of(await list_threads(session, inbox_id, limit, offset))
+        return RowList[ThreadView].of(await list_threads(session, inbox_id, limit, offset))
 
 
 @threads.get("/{thread_id}")
@@ -182,17 +182,19 @@ async def get_thread(thread_id: Id, services: ServicesPart) -> ThreadDetail:
 
 
 @attachments.get("")
-async def get_attachments(services: ServicesPart, message_id: Annotated[Text, Query()]) -> AttachmentList:
-    """Return the files that went with a message."""
+async def get_attachments(
+    services: ServicesPart, message_id: Annotated[Text, Query()]
+) -> RowList[AttachmentView]:
+    """List the attachments of a message."""
     async with services.database.reading() as session:
-        return AttachmentList.of(await attachments_of(session, message_id))
+        return RowList[AttachmentView].of(await attachments_of(session, message_id))
 
 
 @attachments.get("/{attachment_id}/content", response_class=Response)
 async def get_content(attachment_id: Id, services: ServicesPart) -> Response:
-    """Return a file. This needs no API key: the id cannot be guessed, and a browser can follow the link.
+    """Return an attachment. No API key is needed, so that browsers can follow a link; the id cannot be guessed.
 
-    Whatever the sender called its type, a browser saves it and never shows it as a page of ours.
+    Browsers save the file and never display it, whatever content type the sender declared.
     """
     with_content = [undefer(Attachment.content)]
     attachment = await services.find(Attachment, "Attachment", attachment_id, options=with_content)
@@ -208,13 +210,13 @@ async def get_content(attachment_id: Id, services: ServicesPart) -> Response:
 
 @limits.get("")
 async def get_rate_limit(limiter: LimiterPart) -> RateLimitView:
-    """Return limits, counts and waits of all windows, and count nothing."""
+    """Return the limits, counts and waits of all windows."""
     return RateLimitView.of(await usage_of(limiter))
 
 
 @demo.get("/outbox")
 async def get_outbox(services: ServicesPart, limit: Limit = PAGE, offset: Offset = 0) -> OutboxList:
-    """Return what was sent, newest first."""
+    """List the sent e-mails, newest first."""
     async with services.database.reading() as session:
         found, total = await demo_outbox(session, limit, offset)
     return OutboxList.of(found, total=total)
@@ -225,6 +227,6 @@ for router in (inboxes, messages, threads, attachments, limits):
     api.include_router(router)
 
 demo_api = APIRouter(prefix="/v1")
-"""What the demo provider would have sent; only with it."""
+"""Routes of the demo provider."""
 
 demo_api.include_router(demo)

@@ -1,4 +1,4 @@
-"""The wire format: what comes in and what goes out."""
+"""Requests and responses of the API."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ V = TypeVar("V", bound=RowView)
 
 
 class RowList(BaseModel, Generic[V]):
-    """Views of some rows, and how many they are."""
+    """A page of rows, and its length."""
 
     items: list[V]
     count: int
 
     @classmethod
     def of(cls, rows: Sequence[object], **more: int) -> Self:
-        """Return the views of rows."""
+        """Return the page of these rows."""
         return cls.model_validate({"items": rows, "count": len(rows), **more})
 
 
 class SendAttachment(BaseModel):
-    """A file to send."""
+    """An attachment to send."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class SendRequest(BaseModel):
     to: Annotated[list[Text], Field(min_length=1)]
     subject: Annotated[Text, Field(min_length=1)]
     body: Text = Field(description="Markdown; may be empty")
-    html: Text | None = Field(default=None, description="the same as HTML, for readers that show it")
+    html: Text | None = Field(default=None, description="the HTML part; by default made from the body")
     cc: list[Text] | None = Field(default=None, description="further recipients, visible to all")
     bcc: list[Text] | None = Field(default=None, description="hidden recipients")
     reply_to_thread_id: Text | None = None
@@ -73,7 +73,7 @@ class SendRequest(BaseModel):
 
 
 class SendResponse(BaseModel):
-    """What became of an e-mail."""
+    """The outcome of a send."""
 
     id: str
     thread_id: str
@@ -98,10 +98,6 @@ class InboxView(RowView):
     email_address: str
     name: str
     provider_config: dict[str, Any]
-
-
-class InboxList(RowList[InboxView]):
-    """Some inboxes."""
 
 
 class MessageView(RowView):
@@ -132,7 +128,7 @@ class MessageView(RowView):
 
 
 class MessageList(RowList[MessageView]):
-    """Some messages, and how many there are in all."""
+    """A page of messages, and the total number."""
 
     total: int
 
@@ -148,10 +144,6 @@ class ThreadView(RowView):
     participant_hash: str
 
 
-class ThreadList(RowList[ThreadView]):
-    """Some threads."""
-
-
 class ThreadMessage(BaseModel):
     """A message as a turn in a conversation."""
 
@@ -162,7 +154,7 @@ class ThreadMessage(BaseModel):
 
     @classmethod
     def of(cls, message: StoredMessage) -> ThreadMessage:
-        """Return the view of a row: what the inbox wrote is the assistant's."""
+        """Return the turn of a stored message; outbound messages have the role `assistant`."""
         return cls(
             role="assistant" if message.direction == "outbound" else "user",
             author=message.from_address,
@@ -181,7 +173,7 @@ class ThreadDetail(BaseModel):
 
 
 class AttachmentView(RowView):
-    """A stored file, without its content."""
+    """A stored attachment, without its content."""
 
     id: str
     message_id: str
@@ -192,12 +184,8 @@ class AttachmentView(RowView):
     size: int
 
 
-class AttachmentList(RowList[AttachmentView]):
-    """The files of a message."""
-
-
 class OutboxEntryView(RowView):
-    """An e-mail that the demo provider took."""
+    """An e-mail in the outbox of the demo provider."""
 
     id: str
     sent_at: datetime
@@ -212,13 +200,13 @@ class OutboxEntryView(RowView):
 
 
 class OutboxList(RowList[OutboxEntryView]):
-    """Some of the demo outbox, and how much there is in all."""
+    """A page of the demo outbox, and the total number."""
 
     total: int
 
 
 class WindowView(BaseModel):
-    """A window of the send limit; `limit` and `remaining` are null where any number may be sent."""
+    """A window of the send limit; `limit` and `remaining` are null if it is unlimited."""
 
     name: str
     limit: int | None
@@ -228,7 +216,7 @@ class WindowView(BaseModel):
 
 
 class RateLimitView(BaseModel):
-    """Whether one more e-mail may be sent now; without any limit there are no windows."""
+    """Whether one more e-mail may be sent now; `windows` is empty without limits."""
 
     allowed: bool
     retry_after: int | None
@@ -236,7 +224,7 @@ class RateLimitView(BaseModel):
 
     @classmethod
     def of(cls, result: RateLimitResult) -> RateLimitView:
-        """Return the view of a limiter's answer."""
+        """Return the response for a check of the limiter."""
         windows = [
             WindowView(
                 name=used.name,

@@ -1,7 +1,7 @@
 """Sending one e-mail: filter, limit, provider, record, store, in this order.
 
-Nothing is written before the provider has answered, and no transaction is open while it is asked. What goes wrong before
-it is asked gives the held unit back and leaves no trace.
+Nothing is written before the provider replies, and no transaction is open during its call. A request that fails before the
+call releases the held unit and stores nothing.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from uuid import uuid4
 
 from fastapi import HTTPException
 from sqlalchemy.exc import SQLAlchemyError
 
 from headgate_services.mail.attachments import decode_attachments
-from headgate_services.mail.conversations import Envelope, add_message, loop_back
-from headgate_services.mail.domain_filter import domain_of
+from headgate_services.mail.conversations import MailDraft, add_message, loop_back
 from headgate_services.mail.idempotency import free_key, keep_answer, take_key
 from headgate_services.mail.markdown import to_html
-from headgate_services.mail.providers import EmailProvider, OutgoingAttachment, ProviderError
+from headgate_services.mail.providers import EmailProvider, ProviderError
 from headgate_services.mail.rate_limiter import CheckAndRecord, RateLimitResult, SendHold, hold_for
 from headgate_services.mail.schemas import SendRequest, SendResponse
 from headgate_services.mail.services import Services
@@ -31,31 +30,12 @@ from headgate_services.mail.storage.times import utc
 logger = logging.getLogger(__name__)
 
 MOST_REFERENCES = 20
-"""How many earlier messages a reply names; the header of an endless thread must end."""
-
-
-@dataclass(frozen=True, slots=True)
-class MailDraft:
-    """An e-mail that is ready to be handed to a provider."""
-
-    id: str
-    request: SendRequest
-    inbox: Inbox
-    thread: Thread | None
-    attachments: list[OutgoingAttachment]
-    in_reply_to: str | None
-    references: list[str]
-    html: str | None
-
-    @property
-    def message_id(self) -> str:
-        """The Message-ID header."""
-        return f"<{self.id}@{domain_of(self.inbox.email_address)}>"
+"""The most earlier messages in the References header of a reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendOutcome:
-    """What the provider said."""
+    """The result of the provider's call."""
 
     status: Status
     provider_message_id: str | None = None
@@ -69,23 +49,23 @@ async def send_message(
     provider: EmailProvider,
     key: str | None = None,
 ) -> tuple[SendResponse, dict[str, str]]:
-    """Send an e-mail, store the outcome, and return it with the header fields for the response.
+    """Send an e-mail, store the outcome, and return the response and its header fields.
 
     Args:
         request: The e-mail.
         services: The parts of the service.
-        limiter: Says whether it may be sent.
-        provider: Sends it.
+        limiter: The send limit.
+        provider: The provider that sends it.
         key: The request's `Idempotency-Key`.
 
     Raises:
-        HTTPException: It was not even tried; nothing was counted or stored.
+        HTTPException: The request was refused; nothing was counted or stored.
     """
     if key is not None and (earlier := await take_key(key, request, services)) is not None:
         return earlier, {"Idempotency-Replayed": "true"}
     try:
         draft, hold = await _admit(request, services, limiter)
-    except BaseException:  # also a cancelled request has sent nothing yet
+    except BaseException:  # also if the request is cancelled: nothing was sent yet
         if key is not None:
             await free_key(key, services.database)
         raise
@@ -96,13 +76,13 @@ async def send_message(
     except SQLAlchemyError as error:
         logger.exception("Message %s (%s) could not be recorded", draft.id, outcome.status)
         raise _not_recorded(outcome) from error
-    return response, hold.result.what_is_left(charged=0 if outcome.status == "failed" else 1)
+    return response, hold.result.header_fields(charged=0 if outcome.status == "failed" else 1)
 
 
 async def _admit(
     request: SendRequest, services: Services, limiter: CheckAndRecord
 ) -> tuple[MailDraft, SendHold]:
-    """Return an e-mail that may be sent, and the unit that is held for it."""
+    """Check a request, and return the e-mail to send and the hold for it."""
     inbox = await services.find(Inbox, "Inbox", request.inbox_id)
     if blocked := services.outbound.blocked(request.recipients):
         raise HTTPException(403, f"Recipient domain(s) blocked by outbound policy: {', '.join(blocked)}")
@@ -111,13 +91,13 @@ async def _admit(
         raise _too_many(hold.result)
     try:
         return await _prepare(request, inbox, services), hold
-    except BaseException:  # also a cancelled request has sent nothing yet
+    except BaseException:  # also if the request is cancelled: nothing was sent yet
         await hold.release()
         raise
 
 
 def _not_recorded(outcome: SendOutcome) -> HTTPException:
-    """Return the answer when the provider was asked and the database then failed; a 503 would invite to send it twice."""
+    """Return the response if the database failed after the provider's call; a 503 would invite clients to send again."""
     if outcome.status == "failed":
         return HTTPException(500, "The message was neither sent nor recorded")
     return HTTPException(500, "The message was sent but could not be recorded; do not send it again")
@@ -125,7 +105,7 @@ def _not_recorded(outcome: SendOutcome) -> HTTPException:
 
 def _too_many(result: RateLimitResult) -> HTTPException:
     retry_after = max(1, math.ceil(result.retry_after or 1))
-    fields = {**result.what_is_left(), "Retry-After": str(retry_after)}
+    fields = {**result.header_fields(), "Retry-After": str(retry_after)}
     return HTTPException(429, result.detail or "Rate limit exceeded", fields)
 
 
@@ -139,7 +119,7 @@ async def _prepare(request: SendRequest, inbox: Inbox, services: Services) -> Ma
         attachments=decode_attachments(request.attachments or (), services.settings),
         in_reply_to=parent.message_id if parent else None,
         references=[*parent.reference_ids, parent.message_id][-MOST_REFERENCES:] if parent else [],
-        # In a thread: a long text takes its time.
+        # In a thread, because a long text takes up to a second.
         html=await asyncio.to_thread(to_html, request.body) if request.html is None else request.html,
     )
 
@@ -147,7 +127,7 @@ async def _prepare(request: SendRequest, inbox: Inbox, services: Services) -> Ma
 async def _find_parent(
     thread_id: str | None, inbox: Inbox, services: Services
 ) -> tuple[Thread | None, StoredMessage | None]:
-    """Return the thread to add to, and the message in it to answer."""
+    """Return the thread to reply to, and its newest delivered message."""
     if thread_id is None:
         return None, None
     async with services.database.reading() as session:
@@ -158,15 +138,15 @@ async def _find_parent(
 
 
 async def _deliver(draft: MailDraft, provider: EmailProvider, hold: SendHold) -> SendOutcome:
-    """Hand an e-mail to the provider, before the deadline of its hold; it counts exactly if the provider took it.
+    """Call the provider, within the deadline of the hold; the e-mail counts if the provider accepted it.
 
     If the request is cancelled during the call, the outcome is unknown, and the unit stays counted.
     """
     try:
         async with asyncio.timeout_at(hold.deadline) as limit:
-            await asyncio.sleep(0)  # a deadline that has passed ends the block here
+            await asyncio.sleep(0)  # end the block here if the deadline has already passed
             provider_message_id = await _call(provider, draft)
-    except Exception as error:  # noqa: BLE001  # whatever a provider raises means that it did not take the e-mail
+    except Exception as error:  # noqa: BLE001  # any error means that the provider did not accept the e-mail
         await hold.release()
         return _failed(provider, draft, ProviderError("no answer in time") if limit.expired() else error)
     await _confirm(hold, draft)
@@ -208,47 +188,28 @@ def _failed(provider: EmailProvider, draft: MailDraft, error: Exception) -> Send
 async def _confirm(hold: SendHold, draft: MailDraft) -> None:
     try:
         await hold.confirm()
-    except Exception:  # whatever a limiter raises: the e-mail has gone, and must still be stored and reported
+    except Exception:  # any error: the e-mail was sent, and must still be stored and reported
         logger.exception("Message %s was sent but could not be counted", draft.id)
 
 
 async def _store(draft: MailDraft, outcome: SendOutcome, services: Services, key: str | None) -> SendResponse:
-    """Store a message, what belongs to it and, under the request's key, the answer; and return that."""
+    """Store the message, copies for recipients here, and the response under the request's key; return the response."""
     now = utc(services.clock)
-    envelope = Envelope(
-        message_id=draft.message_id,
-        in_reply_to=draft.in_reply_to,
-        references=draft.references,
-        from_address=draft.inbox.email_address,
-        to_addresses=draft.request.to,
-        cc_addresses=draft.request.cc or [],
-        bcc_addresses=draft.request.bcc or [],
-        subject=draft.request.subject,
-        text=draft.request.body,
-        html=draft.html,
-        attachments=draft.attachments,
-    )
-    message = StoredMessage(
-        id=draft.id,
-        direction="outbound",
-        status=outcome.status,
-        error=outcome.error,
-        provider_message_id=outcome.provider_message_id,
-    )
     async with services.database.writing() as session:
-        thread_id = draft.thread.id if draft.thread else None
-        thread = await add_message(session, message, envelope, draft.inbox.id, thread_id, now)
-        if services.settings.email_provider == "demo" and outcome.status != "failed":
-            await loop_back(session, envelope, services.inbound, now)
-        response = SendResponse.model_validate(
-            {
-                "id": draft.id,
-                "thread_id": thread.id,
-                "provider_message_id": outcome.provider_message_id,
-                "status": outcome.status,
-                "error": outcome.error,
-            }
+        thread = await add_message(
+            session,
+            draft,
+            draft.inbox.id,
+            draft.thread.id if draft.thread else None,
+            now,
+            id=draft.id,
+            direction="outbound",
+            bcc_addresses=draft.request.bcc or [],
+            **asdict(outcome),
         )
+        if services.settings.email_provider == "demo" and outcome.status != "failed":
+            await loop_back(session, draft, services.inbound, now)
+        response = SendResponse.model_validate({"id": draft.id, "thread_id": thread.id, **asdict(outcome)})
         if key is not None:
             await keep_answer(session, key, response)
     return response

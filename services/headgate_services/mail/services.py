@@ -1,4 +1,4 @@
-"""What the routes need, made once at start-up and handed to them by FastAPI, so that a test can put others in place."""
+"""Dependencies of the routes, created at start-up and injected by FastAPI, so that tests can override them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Services:
     """The parts of a running service.
 
     Attributes:
-        provider: `None` if the configured one lacks credentials; sending then says which.
-        clock: For the times in messages; the limiter has its own.
+        provider: The provider; `None` if its credentials are missing.
+        clock: The clock for the times of messages.
     """
 
     settings: Settings
@@ -43,7 +43,7 @@ class Services:
     metrics: LimiterMetrics
 
     async def find(self, table: type[T], name: str, row_id: str, **options: Any) -> T:
-        """Return the row with an id, or answer 404 by its name."""
+        """Return the row with an id; raises a 404 with `name` if it does not exist."""
         async with self.database.reading() as session:
             row = await session.get(table, row_id, **options)
         if row is None:
@@ -51,16 +51,16 @@ class Services:
         return row
 
     async def aclose(self) -> None:
-        """Close what was opened."""
+        """Close the limiter and the database."""
         await self.limiter.aclose()
         await self.database.aclose()
 
 
 def build_services(settings: Settings, clock: Clock | None, provider: EmailProvider | None) -> Services:
-    """Return the parts that the settings ask for; a given clock serves everything, a given provider sends.
+    """Create the parts of the service from its settings.
 
     Raises:
-        SettingsError: One of them cannot be made; the message names the variable.
+        SettingsError: A setting is invalid; the message names the variable.
     """
     times = WallClock() if clock is None else clock
     database = MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)
@@ -90,10 +90,10 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
 def build_limiter(
     settings: Settings, clock: Clock | None = None, hooks: Iterable[Hook] = ()
 ) -> GlobalRateLimiter:
-    """Return the limiter that the settings ask for.
+    """Create the limiter from the settings.
 
     Raises:
-        SettingsError: It cannot be made; the message names the variable.
+        SettingsError: `RATE_LIMIT_STORE` is invalid.
     """
     try:
         return GlobalRateLimiter(
@@ -107,7 +107,7 @@ def build_limiter(
         raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
 
 
-# Coroutines, although they never wait: FastAPI would run plain functions in a thread each.
+# These are coroutine functions because FastAPI runs plain functions in threads.
 
 
 async def get_services(request: Request) -> Services:
@@ -116,12 +116,12 @@ async def get_services(request: Request) -> Services:
 
 
 async def get_rate_limiter(services: ServicesPart) -> CheckAndRecord:
-    """Return the one limiter of this process."""
+    """Return the limiter of this process."""
     return services.limiter
 
 
 async def get_provider(services: ServicesPart) -> EmailProvider:
-    """Return the provider, or answer 422 if it lacks credentials."""
+    """Return the provider; raises a 422 if its credentials are missing."""
     if services.provider is None:
         missing = ", ".join(services.settings.missing_credentials)
         raise HTTPException(

@@ -1,6 +1,6 @@
 """Petitions with a limit per submitter, counted in PostgreSQL.
 
-`headgate run petitions` starts it; `create_app` returns it for another server or a test.
+`headgate run petitions` starts it; `create_app` returns the application for another server or a test.
 """
 
 from headgate_services.common.settings import SettingsError

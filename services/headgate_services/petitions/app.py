@@ -1,4 +1,4 @@
-"""The application, and running it."""
+"""The application, its start-up and its commands."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from headgate_services.petitions.parts import Parts, build_metrics, build_parts
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 256 * 1024
-"""Of a request: 10,000 characters need no more than 120 kB, however they are written."""
+"""The most bytes of a request body; 10,000 escaped characters need at most 120 kB."""
 
 
 def create_app(
     settings: PetitionsSettings | None = None, *, now: Callable[[], datetime] | None = None
 ) -> FastAPI:
-    """Return the service; by default with the settings of the environment.
+    """Create the application.
 
     Args:
-        settings: What to run with.
-        now: What time the limit is counted by, for tests; by default the database's clock.
+        settings: The settings; by default read from the environment.
+        now: A clock for the limit, for tests; by default the database's.
 
     Raises:
-        SettingsError: It cannot run like this; the message names the variable.
+        SettingsError: A setting is invalid; the message names the variable.
     """
     settings = load_settings() if settings is None else settings
     metrics = build_metrics(settings)
@@ -85,7 +85,7 @@ async def _running_parts(
     metrics: MetricsCollector | None = None,
     now: Callable[[], datetime] | None = None,
 ) -> AsyncIterator[Parts]:
-    """Provide the parts on a database that is up to date, embedded if there is no other."""
+    """Provide the parts of the service on a migrated database; without a URL, start an embedded PostgreSQL."""
     async with AsyncExitStack() as stack:
         url = settings.database_url
         if not url:
@@ -101,7 +101,7 @@ async def _running_parts(
 
 
 def _embedded_postgres(folder: Path) -> PostgresServer:
-    """Start a PostgreSQL that keeps its files in a folder, and return it."""
+    """Start an embedded PostgreSQL with its files in a folder."""
     try:
         return PostgresServer(folder=folder).start()
     except (OSError, ServerError) as error:
@@ -111,12 +111,12 @@ def _embedded_postgres(folder: Path) -> PostgresServer:
 
 @asynccontextmanager
 async def _cleaning(parts: Parts) -> AsyncIterator[None]:
-    """Remove expired counters from time to time while the block lasts."""
+    """Remove expired counters periodically during the block."""
     task = asyncio.create_task(parts.cleanup.run_every(parts.settings.cleanup_interval_seconds))
     try:
         yield
     finally:
-        # More than once: a statement that is broken off may end in an error of the database's, which the task outlives.
+        # In a loop, because the task survives a cancellation that the database turns into an error.
         while not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=1)
@@ -132,7 +132,7 @@ def main(host: str | None = None, port: int | None = None, workers: int = 1) -> 
 def _with_database(settings: PetitionsSettings, stack: ExitStack) -> PetitionsSettings:
     if settings.database_url:
         return settings
-    exit_on_sigterm()  # from here on there is a database to stop
+    exit_on_sigterm()  # so that the database is stopped
     embedded = _embedded_postgres(settings.data_dir)
     stack.callback(embedded.stop)
     os.environ["DATABASE_URL"] = embedded.url  # for the workers, if there are any
@@ -140,19 +140,19 @@ def _with_database(settings: PetitionsSettings, stack: ExitStack) -> PetitionsSe
 
 
 def cleanup() -> Cleanup:
-    """Remove expired counters once, from the database of the environment's settings, and return what was done.
+    """Remove expired counters once, with the settings of the environment.
 
     Raises:
-        SettingsError: The settings cannot work, or the database cannot be reached.
+        SettingsError: A setting is invalid, or the database cannot be reached.
     """
     return _with_parts(lambda parts: parts.cleanup.cleanup())
 
 
 def halt(reason: str) -> None:
-    """Let nothing more be submitted, on any instance, until `resume`; clients get the reason.
+    """Refuse all changes on every instance until `resume`; clients get the reason.
 
     Raises:
-        SettingsError: There is no reason, the settings cannot work, or the database cannot be reached.
+        SettingsError: The reason is empty, a setting is invalid, or the database cannot be reached.
     """
     if not reason.strip():
         raise SettingsError("a halt needs a reason, which clients get")
@@ -160,12 +160,12 @@ def halt(reason: str) -> None:
 
 
 def resume() -> None:
-    """Let petitions be submitted again; raises as `halt` does."""
+    """Accept changes again; raises like `halt`."""
     _with_parts(lambda parts: parts.records.resume())
 
 
 def inspect_submitter(submitter_id: UUID) -> str:
-    """Return in two lines what was counted for a submitter: petitions and co-signs. Raises as `halt` does."""
+    """Return the counts of a submitter in two lines, petitions and co-signs; raises like `halt`."""
 
     async def look(parts: Parts) -> str:
         limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
@@ -180,7 +180,7 @@ def inspect_submitter(submitter_id: UUID) -> str:
 
 
 def reset_submitter(submitter_id: UUID) -> int:
-    """Forget what was counted for a submitter, and return how many units that were; raises as `halt` does."""
+    """Clear the counts of a submitter, and return the number of removed units; raises like `halt`."""
 
     async def forget(parts: Parts) -> int:
         return sum([await store.reset(submitter_id) for store in parts.counters])
@@ -189,7 +189,7 @@ def reset_submitter(submitter_id: UUID) -> int:
 
 
 def _with_parts(work: Callable[[Parts], Coroutine[Any, Any, T]]) -> T:
-    """Do something with the parts of the service, by the environment's settings."""
+    """Run a function on the parts of the service, with the settings of the environment."""
 
     async def run() -> T:
         async with _reached(load_settings()) as parts:
@@ -199,9 +199,9 @@ def _with_parts(work: Callable[[Parts], Coroutine[Any, Any, T]]) -> T:
 
 
 async def _check_database(settings: PetitionsSettings) -> None:
-    """Connect to the database and bring it up to date.
+    """Connect to the database and apply missing migrations.
 
-    The application does so by itself, but there, within the server, a failure would end in a traceback.
+    The application does this too, but an error inside the server would be a traceback.
     """
     async with _reached(settings):
         pass
@@ -209,7 +209,7 @@ async def _check_database(settings: PetitionsSettings) -> None:
 
 @asynccontextmanager
 async def _reached(settings: PetitionsSettings) -> AsyncIterator[Parts]:
-    """Provide the parts, as `_running_parts`; errors of the database name the variable."""
+    """Like `_running_parts`, but turn errors of the database into a `SettingsError`."""
     try:
         async with _running_parts(settings) as parts:
             yield parts

@@ -1,7 +1,6 @@
-"""Everything the service reads from its environment, once, at start-up.
+"""Settings of the petitions service.
 
-A value that cannot work is refused with the variable's name: a limit that silently becomes another one is worse than a
-service that does not start. An empty variable counts as unset.
+An invalid value is an error with the name of the variable, never replaced by a default. An empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from headgate_services.petitions.domain.models import REALMS
 
 LONGEST_WINDOW_MINUTES = 1_440
 LARGEST_LIMIT = 2**31 - 1
-"""What the count's column, an INTEGER, can hold."""
+"""The maximum of the column `count`, an INTEGER."""
 
 _CONFIG = ConfigDict(
     validate_by_name=True,
@@ -36,7 +35,7 @@ _CONFIG = ConfigDict(
 
 
 def _variable(name: str, *others: str, **options: Any) -> Any:
-    """Return a field that is read from an environment variable; of several names, the first one set is used."""
+    """Return a field that is read from an environment variable; of several names, the first that is set is used."""
     return Field(validation_alias=AliasChoices(name, *others) if others else name, **options)
 
 
@@ -47,7 +46,7 @@ def _realm(name: str) -> str:
 
 
 def _database_url(text: str) -> str:
-    """Return the address of PostgreSQL, as a URL or as `host=… dbname=…`, if it can be read; no message repeats it."""
+    """Check the address of PostgreSQL, a URL or `host=… dbname=…`; errors do not repeat it."""
     check_credentials(text)
     scheme, is_url, _ = text.partition("://")
     if is_url and scheme.lower() not in ("postgresql", "postgres"):
@@ -67,9 +66,9 @@ def _proxies(value: Proxies | str | None) -> Proxies | None:
 
 
 def _default_data_dir() -> Path:
-    """Return where a user's programs keep their data; for root, where those of the system do.
+    """Return the data folder of the user; for root, a folder below /var/lib.
 
-    PostgreSQL does not run as root, and other users cannot reach root's own folder.
+    PostgreSQL does not run as root, and other users cannot read root's home.
     """
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Path("/var/lib/headgate/petitions")
@@ -79,12 +78,12 @@ def _default_data_dir() -> Path:
 
 @dataclass(frozen=True, config=_CONFIG)
 class PetitionQueueConfig:
-    """How many petitions may wait.
+    """Settings of the queue.
 
     Attributes:
-        threshold: With this many waiting petitions, no more are accepted.
-        hysteresis: They are accepted again once fewer than threshold - hysteresis wait.
-        cache_ttl_seconds: The longest time until the waiting petitions are counted again.
+        threshold: The number of waiting petitions at which no more are accepted.
+        hysteresis: Petitions are accepted again below threshold - hysteresis.
+        cache_ttl_seconds: The longest time between counts of the waiting petitions.
         retry_after_seconds: `Retry-After` of a refusal.
     """
 
@@ -104,18 +103,17 @@ class PetitionQueueConfig:
 
 @dataclass(frozen=True, config=_CONFIG)
 class PetitionRateLimitConfig:
-    """How many petitions may be submitted.
+    """Settings of the limits.
 
     Attributes:
-        limit_per_hour: Most petitions of one submitter in a window.
-        window_minutes: Length of the window; an hour unless it is changed.
-        bucket_ttl_hours: How long counters are kept. Longer than the window, or live ones would be deleted.
-        strict: Count each petition until the end of its minute plus the window, so that no span as long as the window
-            ever holds more than the limit. Otherwise it counts from the beginning of its minute, as the document has
-            it, and may be forgotten up to a minute early.
-        realm_limit: Most petitions to one realm in a window, of all submitters; 0 for no such limit.
-        global_limit: Most petitions in a window altogether; 0 for no such limit.
-        co_sign_limit_per_hour: Most co-signs of one identity in a window.
+        limit_per_hour: The most petitions of a submitter in the window.
+        window_minutes: The length of the window.
+        bucket_ttl_hours: How long counters are kept; longer than the window.
+        strict: Whether a petition counts from the end of its minute, so that no interval as long as the window contains
+            more than the limit. Otherwise it counts from the beginning of its minute, as the document specifies.
+        realm_limit: The most petitions to a realm in the window; 0 for unlimited.
+        global_limit: The most petitions of all submitters in the window; 0 for unlimited.
+        co_sign_limit_per_hour: The most co-signs of an identity in the window.
     """
 
     limit_per_hour: WholeNumber = _variable(
@@ -142,15 +140,15 @@ class PetitionRateLimitConfig:
 def load_petition_config(
     variables: Mapping[str, str] | None = None,
 ) -> tuple[PetitionQueueConfig, PetitionRateLimitConfig]:
-    """Return both from these variables, by default the environment's.
+    """Read both from these variables, by default the environment.
 
     Raises:
-        SettingsError: One of them cannot work; the message begins with its name.
+        SettingsError: A variable is invalid; the message begins with its name.
     """
     variables = os.environ if variables is None else variables
     threshold = variables.get("PETITION_QUEUE_THRESHOLD", "").strip()
     if threshold.isascii() and threshold.removeprefix("+").isdigit():
-        # A small threshold alone gets the same proportion instead of a start that fails.
+        # For a small threshold, the default hysteresis is 5 % of it, because it must be below the threshold.
         hysteresis = variables.get("PETITION_QUEUE_HYSTERESIS", "").strip()
         proportion = str(min(500, int(threshold[:18]) // 20))
         variables = {**variables, "PETITION_QUEUE_HYSTERESIS": hysteresis or proportion}
@@ -162,20 +160,19 @@ class PetitionsSettings:
     """The settings of the petition service.
 
     Attributes:
-        queue: How many petitions may wait.
-        rate_limit: How many may be submitted.
+        queue: The settings of the queue.
+        rate_limit: The limits.
         database_url: The address of PostgreSQL; empty for an embedded one.
-        data_dir: The folder of the embedded one.
-        pool_size: Most connections to the database.
-        database_timeout: Seconds that the database has, from asking for a connection to the end of the last statement.
+        data_dir: The folder of the embedded PostgreSQL.
+        pool_size: The most connections to the database.
+        database_timeout: Time limit for a block in seconds, from requesting a connection to the last reply.
         outage_seconds: `Retry-After` while the database cannot be reached, in seconds.
-        anonymous: By what petitions without a submitter are counted: by the client's address, all together, or not at
-            all because they are refused.
-        proxies: Proxies that are trusted to name the client's address.
-        default_realm: The realm of petitions that name none.
-        cleanup_interval_seconds: How often expired counters are removed.
-        status_wait_seconds: How long a question for a new status waits for one.
-        metrics_max_submitters: How many submitters have separate metric series.
+        anonymous: How petitions without a submitter are counted: by `address`, `shared` by all, or not (`refuse`).
+        proxies: Trusted proxies, whose forwarded addresses are used.
+        default_realm: The realm of petitions without one.
+        cleanup_interval_seconds: Seconds between removals of expired counters.
+        status_wait_seconds: The longest wait for a new status.
+        metrics_max_submitters: The number of submitters with separate metric series.
     """
 
     queue: PetitionQueueConfig = Field(default_factory=PetitionQueueConfig)
@@ -205,10 +202,10 @@ class PetitionsSettings:
 
 
 def load_settings(variables: Mapping[str, str] | None = None) -> PetitionsSettings:
-    """Return the settings from these variables, by default the environment's.
+    """Read the settings from these variables, by default the environment.
 
     Raises:
-        SettingsError: One of them cannot work; the message begins with its name.
+        SettingsError: A variable is invalid; the message begins with its name.
     """
     variables = os.environ if variables is None else variables
     queue, rate_limit = load_petition_config(variables)

@@ -1,4 +1,4 @@
-"""Log lines as JSON on standard error, those of libraries included."""
+"""Logging as JSON on standard error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate_services.common.starting import set_up_log
 
 
 def configure_logging(level: str, render: Processor | None = None) -> None:
-    """Send our lines of this level and above, and the warnings of others, to standard error; as JSON by default."""
+    """Log our records of `level` and above, and warnings of other libraries, to standard error; by default as JSON."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

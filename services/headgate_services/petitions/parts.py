@@ -1,4 +1,4 @@
-"""The parts of a running service, made once, at start-up."""
+"""Dependency container of the service, created at start-up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything that requests and commands need."""
+    """The objects that routes and commands use."""
 
     settings: PetitionsSettings
     metrics: MetricsCollector
@@ -50,7 +50,7 @@ def build_metrics(settings: PetitionsSettings) -> MetricsCollector:
         settings.service_name,
         settings.environment,
         max_submitters=settings.metrics_max_submitters,
-        # A petition may count for a minute longer than the window.
+        # With strict counting, a petition counts up to a minute longer than the window.
         forget_after=(settings.rate_limit.window_minutes + 1) * 60,
     )
 
@@ -61,7 +61,7 @@ def build_parts(
     metrics: MetricsCollector | None = None,
     now: Callable[[], datetime] | None = None,
 ) -> Parts:
-    """Put a service together on the database of a URL; `now` replaces the database's clock in tests."""
+    """Create the parts of a service on a database; `now` replaces the database's clock in tests."""
     metrics = build_metrics(settings) if metrics is None else metrics
     database = Database(
         url,
@@ -101,6 +101,6 @@ def build_parts(
 
 
 def get_parts(request: Request) -> Parts:
-    """Return the parts of the service that got a request."""
+    """Return the parts of the service of a request."""
     parts: Parts = request.app.state.parts
     return parts

@@ -1,6 +1,6 @@
 """A Telegram bot webhook with a limit per user, counted in a key-value store.
 
-`main` serves it, `create_app` is the ASGI application, `set_webhook` tells Telegram where it is. See README.md.
+`main` runs it, `create_app` returns the ASGI application, `set_webhook` registers the webhook with Telegram.
 """
 
 from headgate_services.telegram.app import (

@@ -1,4 +1,4 @@
-"""The service: `POST /telegram/webhook` and `GET /`."""
+"""The application (`POST /telegram/webhook` and `GET /`) and its commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headgate_services.telegram.updates import read_update
 from headgate_services.telegram.webhook import OUTCOMES, Webhook
 
 WEBHOOK_PATH = "/telegram/webhook"
-_PROBE = "ratelimit:readyz"  # never put, so that asking for it finds nothing
+_PROBE = "ratelimit:readyz"  # a key that does not exist
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
 
 _logger = logging.getLogger(__name__)
@@ -48,19 +48,19 @@ def create_app(
     clock: Clock | None = None,
     hooks: Iterable[Hook] = (),
 ) -> FastAPI:
-    """Return the service as an ASGI application.
+    """Create the ASGI application.
 
     Args:
-        settings: By default those of the environment.
-        kv: Where counts are kept, instead of what `RATE_LIMIT_KV` names; it stays the caller's to close. Ids of updates
-            are then in memory, unless there is an `updates_kv`.
-        updates_kv: A store for the ids of updates, instead of `SEEN_UPDATES_KV`; likewise.
-        handler: Where messages go, instead of what `AGENT_URL` or `AGENT_HANDLER` names.
-        clock: Where time comes from, and what pauses are made with.
-        hooks: Called for each decision of the limiter, besides those of `/metrics`.
+        settings: The settings; by default read from the environment.
+        kv: The store of the counts, instead of `RATE_LIMIT_KV`; the caller closes it. The ids of updates are then kept in
+            memory, unless `updates_kv` is given.
+        updates_kv: The store of the ids of updates, instead of `SEEN_UPDATES_KV`; the caller closes it.
+        handler: The handler of messages, instead of `AGENT_URL` or `AGENT_HANDLER`.
+        clock: The clock for counts and pauses.
+        hooks: Further hooks called on every decision of the limiter.
 
     Raises:
-        ConfigError: A setting is missing or cannot be meant.
+        ConfigError: A setting is missing or invalid.
         StoreUnavailable: The file of the counts cannot be opened.
     """
     settings = settings or TelegramSettings.from_env(os.environ)
@@ -69,9 +69,7 @@ def create_app(
         kv = _opened(_open_kv(settings, clock), closing)
         if updates_kv is None:
             updates_kv = _opened(_open_updates_kv(settings), closing)
-    metrics = LimiterMetrics(
-        "telegram_updates", "Updates of allowed users, by what became of them", "outcome", OUTCOMES
-    )
+    metrics = LimiterMetrics("telegram_updates", "Updates of allowed users, by outcome", "outcome", OUTCOMES)
     webhook, _ = _build(
         settings, kv, closing, handler, clock, (metrics.hook, *hooks), updates_kv, metrics.count
     )
@@ -96,9 +94,9 @@ def _build(
     updates_kv: KV | None = None,
     count: Callable[[str], None] = lambda outcome: None,
 ) -> tuple[Webhook, BotApi]:
-    """Return the webhook, and the client that it answers with; `closing` closes what was opened."""
+    """Create the webhook and its client of the Bot API; `closing` closes them."""
     if not settings.allowed_user_ids:
-        _logger.warning("ALLOWED_USER_IDS is empty: no one may use the bot")
+        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
     limiter = user_limiter(settings, kv, clock, hooks, on_store_error="open")
@@ -140,7 +138,7 @@ def _application(settings: TelegramSettings, webhook: Webhook, closing: AsyncExi
         if update is not None:
             try:
                 await webhook.receive(update)
-            except Exception:  # whatever a handler raises
+            except Exception:  # handlers may raise anything
                 _logger.exception(
                     "update %s could not be dispatched; Telegram will deliver it again", update.update_id
                 )
@@ -151,7 +149,7 @@ def _application(settings: TelegramSettings, webhook: Webhook, closing: AsyncExi
 
 
 def _open_kv(settings: TelegramSettings, clock: Clock | None = None) -> ListingKV:
-    """Return the key-value store that the settings name."""
+    """Open the key-value store of the counts."""
     if settings.rate_limit_kv.lower().partition(":")[0] != "cloudflare":
         return open_kv(settings.rate_limit_kv)
     make = partial(
@@ -180,27 +178,27 @@ def _handler(settings: TelegramSettings, clock: Clock | None, closing: AsyncExit
 
 
 async def _check_kv(settings: TelegramSettings) -> None:
-    """Refuse to start on a store that refuses us. One that is down may be back when the first update comes."""
+    """Fail if the store is misconfigured. If it is only down, start anyway."""
     async with aclosing(_open_kv(settings)) as kv:
         try:
             await user_limiter(settings, kv).ping()
         except StoreUnavailable as error:
             _logger.warning(
-                "RATE_LIMIT_KV cannot be reached, and messages are let through until it can: %s", error
+                "RATE_LIMIT_KV cannot be reached; messages are not limited until it is back: %s", error
             )
 
 
 @blocking
 async def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
-    """Tell Telegram to deliver updates to this service, and return what it says.
+    """Register the webhook with Telegram, and return Telegram's description of the result.
 
     Args:
-        url: Where the service is reached from outside, as `https://bot.example.org`; the path is added if it has none,
-            and must otherwise end with it.
-        settings: By default those of the environment.
+        url: The public address of the service, such as `https://bot.example.org`. The path of the webhook is added if it
+            has no path; otherwise it must end with that path.
+        settings: The settings; by default read from the environment.
 
     Raises:
-        ConfigError: The URL is not one that Telegram delivers to, or a setting is missing.
+        ConfigError: The URL is not valid for a webhook, or a setting is missing.
         BotApiError: Telegram refuses, or cannot be reached.
     """
     settings = settings or TelegramSettings.from_env(os.environ)
@@ -209,9 +207,9 @@ async def set_webhook(url: str, settings: TelegramSettings | None = None) -> str
         raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
     if parts.path in ("", "/"):
         url = parts._replace(path=WEBHOOK_PATH).geturl()
-    elif not parts.path.endswith(WEBHOOK_PATH):  # something before it may be a proxy's business
+    elif not parts.path.endswith(WEBHOOK_PATH):  # a proxy may add a prefix
         raise ConfigError(
-            f"{url!r}: the service answers under {WEBHOOK_PATH} only; leave the path out, or end it with that"
+            f"{url!r}: the webhook is at {WEBHOOK_PATH} only; leave the path out, or end it with {WEBHOOK_PATH}"
         )
     async with _bot(settings) as bot:
         return await bot.set_webhook(url, settings.webhook_secret)
@@ -219,7 +217,7 @@ async def set_webhook(url: str, settings: TelegramSettings | None = None) -> str
 
 @blocking
 async def webhook_info(settings: TelegramSettings | None = None) -> str:
-    """Return line by line what Telegram says about where updates are delivered, and how that goes; raises as above."""
+    """Return the state of the webhook, one line per field; raises like `set_webhook`."""
     async with _bot(settings or TelegramSettings.from_env(os.environ)) as bot:
         info = await bot.webhook_info()
     return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
@@ -227,7 +225,7 @@ async def webhook_info(settings: TelegramSettings | None = None) -> str:
 
 @blocking
 async def delete_webhook(settings: TelegramSettings | None = None) -> str:
-    """Have updates delivered nowhere, so that they can be polled, and return what Telegram says; raises as above."""
+    """Remove the webhook, so that updates can be polled; return Telegram's description of the result."""
     async with _bot(settings or TelegramSettings.from_env(os.environ)) as bot:
         return await bot.delete_webhook()
 
@@ -238,10 +236,10 @@ def _bot(settings: TelegramSettings) -> aclosing[BotApi]:
 
 @blocking
 async def poll(settings: TelegramSettings | None = None) -> None:
-    """Fetch updates and deal with them until interrupted: the bot without a public address, for development.
+    """Fetch and process updates until interrupted, for development without a public address.
 
     Raises:
-        ConfigError: A setting is missing or cannot be meant.
+        ConfigError: A setting is missing or invalid.
         BotApiError: Telegram refuses, for instance because a webhook is set.
     """
     log_to_stderr("INFO")
@@ -256,18 +254,18 @@ async def poll(settings: TelegramSettings | None = None) -> None:
 
 @blocking
 async def purge_limits(settings: TelegramSettings | None = None) -> int:
-    """Forget what was counted for every user, and return how many entries that were."""
+    """Clear the counts of all users, and return the number of removed entries."""
     async with aclosing(_open_kv(settings or TelegramSettings.from_env(os.environ))) as kv:
         return await purge(kv, "ratelimit:")
 
 
 @blocking
 async def inspect_user(user_id: str, settings: TelegramSettings | None = None) -> str:
-    """Return in a line what was counted for a user, and counts nothing."""
+    """Return the count of a user in one line."""
     async with _user_limits(settings) as limiter:
         decision = await limiter.check(user_id)
     limit = decision.limit or 0
-    # A check answers as if one more had come.
+    # A check reports the state after one more message.
     left = (decision.remaining or 0) + (1 if decision.allowed else 0)
     line = f"user {user_id}: {limit - left} of {limit} messages, {left} left"
     return line if decision.allowed else f"{line}; again in {math.ceil(decision.retry_after or 0)} s"
@@ -275,14 +273,14 @@ async def inspect_user(user_id: str, settings: TelegramSettings | None = None) -
 
 @blocking
 async def reset_user(user_id: str, settings: TelegramSettings | None = None) -> None:
-    """Forget what was counted for a user."""
+    """Clear the count of a user."""
     async with _user_limits(settings) as limiter:
         await limiter.reset(user_id)
 
 
 @asynccontextmanager
 async def _user_limits(settings: TelegramSettings | None) -> AsyncIterator[AsyncLimiter]:
-    """Provide the limiter of the service, for a command."""
+    """Provide the limiter of the service to a command."""
     settings = settings or TelegramSettings.from_env(os.environ)
     if settings.rate_limit_kv.lower().startswith("memory:"):
         raise ConfigError(
@@ -293,13 +291,13 @@ async def _user_limits(settings: TelegramSettings | None) -> AsyncIterator[Async
 
 
 def _load_settings() -> TelegramSettings:
-    log_to_stderr("INFO")  # first: a number that cannot be read is logged
+    log_to_stderr("INFO")  # first, because invalid numbers are logged
     return TelegramSettings.from_env(os.environ)
 
 
 def _in_memory(settings: TelegramSettings) -> str:
     is_in_memory = settings.rate_limit_kv.lower().startswith("memory:")
-    return "the counts are in memory; RATE_LIMIT_KV names a store that they share" if is_in_memory else ""
+    return "the counts are in memory; set RATE_LIMIT_KV to a shared store" if is_in_memory else ""
 
 
 PROGRAM = Program(

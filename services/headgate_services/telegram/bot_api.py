@@ -1,4 +1,4 @@
-"""The few methods of Telegram's Bot API that the bot calls: https://core.telegram.org/bots/api"""
+"""Client for the methods of Telegram's Bot API that the bot uses: https://core.telegram.org/bots/api"""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from headgate.observe import RedactingFilter
 from headgate_services.telegram.markdown import to_html
 
 UPDATES = ["message", "callback_query"]
-"""The kinds that the bot reads."""
+"""The kinds of updates that the bot processes."""
 
 POLL_SECONDS = 50
 RETRIES = 3
-"""Attempts after the first one, when Telegram answers 429."""
+"""Attempts after the first one, if Telegram answers 429."""
 LONGEST_WAIT = 60
-"""Seconds to wait before these attempts, all together."""
+"""Total seconds to wait before these attempts."""
 MOST_DELAYED = 100
-"""Replies that wait for another attempt at the same time."""
+"""The most replies that wait for another attempt."""
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONGEST_TEXT = 4096
-"""Characters that Telegram takes in one message."""
+"""The most characters of one message."""
 
 
 class BotApiError(HeadgateError):
     """Telegram refused a call, or could not be reached.
 
     Attributes:
-        code: The error code; `None` if there was no answer that could be read.
-        retry_after: Seconds that Telegram asks to wait; `None` if it does not.
+        code: The error code; `None` without a readable response.
+        retry_after: Seconds to wait before another attempt; `None` if Telegram gave none.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class BotApiError(HeadgateError):
 
 
 class BotApi:
-    """Telegram, as one bot.
+    """The Bot API for one bot.
 
     Args:
-        token: The bot's token. It is part of every address, so it is kept out of httpx's log.
-        api_base: Where the Bot API is.
-        timeout: Seconds for one call.
+        token: The bot's token. It is part of every URL, so it is removed from httpx's log.
+        api_base: The base URL of the Bot API.
+        timeout: Time limit for one call, in seconds.
         clock: The clock for pauses after a 429.
     """
 
@@ -77,13 +77,13 @@ class BotApi:
         logging.getLogger("httpx").addFilter(self._secrecy)
 
     async def send_message(self, chat_id: str, text: str, message_thread_id: int | None = None) -> None:
-        """Send Markdown to a chat, or to a topic of it, in as many messages as it needs.
+        """Send Markdown to a chat, or to a topic of it; long text is split into several messages.
 
-        Text that Telegram cannot read as HTML is sent once more as plain text. After a 429, this returns, and the rest is
-        sent in the background.
+        Text that Telegram cannot parse as HTML is sent again as plain text. After a 429, the rest is sent in the
+        background.
 
         Raises:
-            BotApiError: Telegram refuses it for another reason, or cannot be reached.
+            BotApiError: Telegram refuses for another reason, or cannot be reached.
         """
         chat: dict[str, Any] = {"chat_id": chat_id}
         if message_thread_id is not None:
@@ -106,7 +106,7 @@ class BotApi:
             await self._call("sendMessage", {**chat, "text": text})
 
     async def answer_callback_query(self, query_id: str, text: str | None = None) -> None:
-        """Confirm a pressed button, which ends its progress bar; after a 429, in the background."""
+        """Confirm a button press; after a 429, in the background."""
         arguments = {"callback_query_id": query_id, "text": (text or "")[:200]}
 
         async def answer() -> None:
@@ -115,7 +115,7 @@ class BotApi:
         await self._send_now_or_later(answer)
 
     async def set_webhook(self, url: str, secret: str) -> str:
-        """Have updates delivered to a URL, with the secret in a header; return what Telegram says to it."""
+        """Set the URL and the secret of the webhook, and return Telegram's description of the result."""
         document = await self.call(
             "setWebhook",
             {"url": url, "secret_token": secret, "allowed_updates": UPDATES},
@@ -123,16 +123,16 @@ class BotApi:
         return str(document.get("description", "the webhook is set"))
 
     async def webhook_info(self) -> dict[str, Any]:
-        """Return what Telegram says about where updates are delivered, and how that goes."""
+        """Return the state of the webhook."""
         info: dict[str, Any] = (await self.call("getWebhookInfo", {}))["result"]
         return info
 
     async def delete_webhook(self) -> str:
-        """Have updates delivered nowhere; return what Telegram says to it. Those that wait stay."""
+        """Remove the webhook, and return Telegram's description of the result. Pending updates are kept."""
         return str((await self.call("deleteWebhook", {})).get("description", "the webhook is deleted"))
 
     async def get_updates(self, offset: int | None = None, wait: int = POLL_SECONDS) -> list[dict[str, Any]]:
-        """Return the updates from a number on, as soon as there are any; none if there are none for so many seconds."""
+        """Return the updates from `offset` on; wait up to `wait` seconds for the first one."""
         arguments = {"timeout": wait, "allowed_updates": UPDATES} | (
             {} if offset is None else {"offset": offset}
         )
@@ -142,11 +142,10 @@ class BotApi:
     async def call(
         self, method: str, arguments: Mapping[str, Any], timeout: float | None = None
     ) -> dict[str, Any]:
-        """Call a method; return the whole answer. After a 429, wait and call again.
+        """Call a method and return the whole response; after a 429, wait and call again.
 
         Raises:
-            BotApiError: Telegram refuses, cannot be reached, or answers with something else than its own JSON; or it asks
-                to wait too long or too often.
+            BotApiError: Telegram refuses, cannot be reached, or does not answer with JSON; or its waits exceed our limits.
         """
         attempt = partial(self._call, method, arguments, timeout)
         try:
@@ -155,7 +154,7 @@ class BotApi:
             return await self._retry(attempt, error)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], error: BotApiError) -> T:
-        """Repeat an attempt that failed, as often and as late as Telegram asks within our bounds; raise the last error."""
+        """Repeat a failed attempt after the waits that Telegram asks for, within our limits; raise the last error."""
         waited = 0
         for _ in range(RETRIES):
             if error.retry_after is None or waited + error.retry_after > LONGEST_WAIT:
@@ -170,7 +169,7 @@ class BotApi:
         raise error
 
     async def _send_now_or_later(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Make the first attempt; leave those after a 429 to a task, so that the webhook can answer."""
+        """Make the first attempt; after a 429, retry in a task, so that the webhook can answer."""
         try:
             await send()
         except BotApiError as error:
@@ -216,7 +215,7 @@ class BotApi:
         return document
 
     async def aclose(self) -> None:
-        """Close the connections; delayed replies are given up."""
+        """Close the connections; delayed replies are dropped."""
         if self._delayed:
             _logger.warning("%d delayed replies are not sent, because the bot stops", len(self._delayed))
         for task in self._delayed:
@@ -227,7 +226,7 @@ class BotApi:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield a text in pieces that Telegram takes, cut at line ends where there are any."""
+    """Split a text into pieces of at most `LONGEST_TEXT` characters, at line ends if possible."""
     while len(text) > LONGEST_TEXT:
         cut = text.rfind("\n", 1, LONGEST_TEXT) + 1 or LONGEST_TEXT
         yield text[:cut]

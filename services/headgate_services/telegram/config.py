@@ -1,4 +1,4 @@
-"""The settings of the bot: environment variables, read once, and nothing else."""
+"""Settings of the bot, from environment variables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from headgate import ConfigError, Quota
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
 from headgate.urls import check_credentials
+from headgate_services.common.settings import split_list
 
 Algorithm = Literal["fixed_window", "sliding_window"]
 
@@ -32,11 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramSettings:
-    """What the operator has set; docs/services/telegram.md says what each is for.
+    """The settings; docs/services/telegram.md describes each of them.
 
     Raises:
-        ConfigError: The token or the webhook secret is empty, a message has two places to go, or the limit on replies
-            cannot be read.
+        ConfigError: A setting is missing or invalid, or two settings contradict each other.
     """
 
     bot_token: str = field(repr=False)
@@ -61,14 +61,16 @@ class TelegramSettings:
 
     def __post_init__(self) -> None:
         if not self.bot_token.strip():
-            raise ConfigError("TELEGRAM_BOT_TOKEN is missing; it is what BotFather gave you for the bot")
+            raise ConfigError(
+                "TELEGRAM_BOT_TOKEN is missing; set it to the token that you got from BotFather"
+            )
         if not self.webhook_secret.strip():
             raise ConfigError(
-                "TELEGRAM_WEBHOOK_SECRET is missing, and without it anyone could send messages to the bot; "
-                "choose 1 to 256 of the characters A-Z, a-z, 0-9, _ and -"
+                "TELEGRAM_WEBHOOK_SECRET is missing; without it, anyone could send messages to the bot. "
+                "Choose 1 to 256 of the characters A-Z, a-z, 0-9, _ and -"
             )
         if self.agent_url and self.agent_handler:
-            raise ConfigError("AGENT_URL and AGENT_HANDLER are both set; messages go to one of them")
+            raise ConfigError("AGENT_URL and AGENT_HANDLER are both set; set only one of them")
         if self.rate_limit_replies is not None:
             Quota.parse(self.rate_limit_replies)
         for name, url in {
@@ -83,27 +85,24 @@ class TelegramSettings:
             "memory:"
         ):
             raise ConfigError(
-                "SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV, which holds counts only; give another file or "
+                "SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV, which is for counts only; use another file or "
                 "database, or a prefix such as redis://host/0?prefix=updates:"
             )
 
     @property
     def log_level(self) -> str:
-        """The level of our lines; the bot has no setting for it."""
+        """The log level; the bot has no setting for it."""
         return "INFO"
 
     @property
     def updates_kv(self) -> str:
-        """The URL of the store for ids of updates.
-
-        Never the namespace of the counts, which holds nothing else. By default memory beside memory, otherwise a file.
-        """
+        """The URL of the store for ids of updates: by default memory if the counts are in memory, otherwise a file."""
         in_memory = self.rate_limit_kv.lower().startswith("memory:")
         return self.seen_updates_kv or ("memory://" if in_memory else DEFAULT_UPDATES_KV)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> TelegramSettings:
-        """Return the settings of an environment; a number that is none is logged and its default taken."""
+        """Read the settings from environment variables; an invalid number is logged and replaced by its default."""
         return cls(
             bot_token=env.get("TELEGRAM_BOT_TOKEN", "").strip(),
             webhook_secret=env.get("TELEGRAM_WEBHOOK_SECRET", "").strip(),
@@ -135,28 +134,26 @@ def _check_url(name: str, url: str | None) -> None:
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     if url and not name.endswith("_KV") and not _is_web_address(url):
-        # The message does not repeat it: there may be a password in it.
-        raise ConfigError(
-            f"{name}: is not a URL of http:// or https:// with a host, like https://agent.example.org/"
-        )
+        # Without the value, which may contain a password.
+        raise ConfigError(f"{name}: must be an http:// or https:// URL, such as https://agent.example.org/")
 
 
 def _is_web_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no host, or a port that is not a number
+    except ValueError:  # invalid host or port
         return False
 
 
 def _user_ids(text: str) -> frozenset[str]:
-    """Return the ids of a list with commas; empty entries are skipped."""
-    entries = frozenset(filter(None, (entry.strip() for entry in text.split(","))))
+    """Return the user ids of a comma-separated list."""
+    entries = frozenset(split_list(text))
     names = sorted(entry for entry in entries if not (entry.isascii() and entry.isdigit()))
     if names:
         raise ConfigError(
-            f"ALLOWED_USER_IDS: {', '.join(map(repr, names))} is no user id; Telegram's are numbers such as 42, "
-            "and a name can change hands"
+            f"ALLOWED_USER_IDS: {', '.join(map(repr, names))} is not a user id; use numbers such as 42, because names "
+            "can change"
         )
     return entries
 
@@ -166,7 +163,7 @@ def _whole(env: Mapping[str, str], name: str, default: int, most: int) -> int:
     if text is None:
         return default
     digits = text.strip()
-    # int() alone would take "1_000" and digits of other scripts, and refuse 5,000 digits with an error of its own.
+    # int() also accepts "1_000" and digits of other scripts, and fails for 5,000 digits.
     if digits.isascii() and digits.isdigit() and len(digits) <= 20 and 1 <= int(digits) <= most:
         return int(digits)
     return _instead(name, text, f"a whole number from 1 to {most}", default)

@@ -1,8 +1,7 @@
-"""Where admitted messages go: to an HTTP endpoint, to a Python function, or back to the sender.
+"""Handlers of admitted messages: an HTTP endpoint, a Python function, or an echo.
 
-A handler gets a `Message` or a `ButtonPress` and returns the text to answer with, or `None` for no answer. It has done
-its work when it returns; when it raises, the message counts as not dispatched, its unit is given back, and Telegram
-delivers it again.
+A handler gets a `Message` or a `ButtonPress` and returns the reply, or `None` for no reply. If it raises, the message was
+not dispatched: its unit is given back, and Telegram delivers it again.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class File:
 
     Attributes:
         kind: `photo` or `document`.
-        file_id: What it is fetched by.
-        name: Its name; `None` for a picture.
-        media_type: As its sender says; `None` for a picture.
+        file_id: The id for `getFile` of the Bot API.
+        name: The file name; `None` for a picture.
+        media_type: The media type that the sender declared; `None` for a picture.
     """
 
     kind: str
@@ -47,13 +46,13 @@ class Message:
     """A message of a user.
 
     Attributes:
-        update_id: Telegram's number for the update; the same one if it is delivered again.
-        message_id: The message's number in its chat.
-        user_id: Who wrote it.
-        chat_id: Where.
+        update_id: Telegram's id of the update; the same if it is delivered again.
+        message_id: The id of the message in its chat.
+        user_id: The id of the sender.
+        chat_id: The id of the chat.
         text: The text, or the caption of a picture or document.
-        message_thread_id: The topic of a forum; `None` outside of one.
-        files: The pictures and documents that came with it; `getFile` of the Bot API finds one by its id.
+        message_thread_id: The topic of a forum; `None` outside of a forum.
+        files: The pictures and documents of the message.
     """
 
     kind: ClassVar[str] = "message"
@@ -71,12 +70,12 @@ class ButtonPress:
     """A button that a user pressed.
 
     Attributes:
-        update_id: As in `Message`.
+        update_id: Telegram's id of the update; the same if it is delivered again.
         query_id: Telegram's id of the press.
-        user_id: Who pressed.
-        data: What the button carries; `None` if nothing.
-        chat_id: Where the message with the button stands; `None` if it is not known.
-        message_thread_id: The topic of a forum; `None` outside of one.
+        user_id: The id of the user.
+        data: The data of the button, or None.
+        chat_id: The chat of the message with the button; `None` if unknown.
+        message_thread_id: The topic of a forum; `None` outside of a forum.
     """
 
     kind: ClassVar[str] = "button"
@@ -92,7 +91,7 @@ Handler = Callable[[Message | ButtonPress], Awaitable[str | None]]
 
 
 async def echo(event: Message | ButtonPress) -> str | None:
-    """Answer with the same text."""
+    """Reply with the same text."""
     return event.text if isinstance(event, Message) else event.data
 
 
@@ -101,16 +100,15 @@ class DispatchError(HeadgateError):
 
 
 class HttpAgent:
-    """Hands events to an HTTP endpoint, as JSON by POST.
+    """Sends events to an HTTP endpoint, as JSON by POST.
 
-    Any status from 200 to 299 means that it has taken the event; if the body is a JSON object with a text `reply`, that
-    is the answer. A status of 500 and above, and no answer at all, are tried again, so an event may arrive twice: its
-    `Idempotency-Key` is then the same.
+    Any status from 200 to 299 means success; if the body is a JSON object with a text `reply`, that is the reply. After a
+    status of 500 and above, or without a response, the request is repeated with the same `Idempotency-Key`.
 
     Args:
-        url: The endpoint.
-        timeout: Seconds for one attempt.
-        clock: What to pause with.
+        url: The URL of the endpoint.
+        timeout: Time limit for one attempt, in seconds.
+        clock: The clock for pauses.
     """
 
     PAUSES = (0.5, 1.0, 2.0)
@@ -148,11 +146,11 @@ class HttpAgent:
 
 
 class _Passing(DispatchError):
-    """A problem that may be gone at the next attempt."""
+    """A problem that may not occur at the next attempt."""
 
 
 def _reply(response: httpx.Response) -> str | None:
-    """Return the answer that a body carries; not every agent sends one, or JSON at all."""
+    """Return the reply of a response, or None."""
     try:
         document = response.json()
     except ValueError:
@@ -162,13 +160,13 @@ def _reply(response: httpx.Response) -> str | None:
 
 
 def load_handler(spec: str) -> Handler:
-    """Return the function that `package.module:function` names; one that is not a coroutine function gets a thread.
+    """Import the function `package.module:function`; a plain function is run in a thread.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: The function does not exist.
     """
     module_name, _, name = spec.partition(":")
-    if str(Path.cwd()) not in sys.path:  # as for `python -m`; an installed command does not have it
+    if str(Path.cwd()) not in sys.path:  # as with `python -m`; installed commands do not add it
         sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(module_name), name)

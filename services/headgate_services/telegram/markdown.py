@@ -1,8 +1,7 @@
-"""From the Markdown that handlers write to the HTML that Telegram reads.
+"""Convert the Markdown of replies to Telegram's HTML.
 
-https://core.telegram.org/bots/api#html-style knows a handful of tags. Text without markup comes out as it went in, except
-that &, < and > are escaped. Markup that crosses other markup comes out crossed: Telegram refuses it, and the message is
-then sent as plain text.
+https://core.telegram.org/bots/api#html-style has only a few tags. Text without markup is unchanged, except that &, < and >
+are escaped. Overlapping markup gives overlapping tags, which Telegram refuses; the message is then sent as plain text.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _CODE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _RULE = re.compile(r"\s*:?-+:?\s*")
-# A URL may have (brackets) of its own.
+# A URL may contain (brackets).
 _LINK = re.compile(r"\[([^\]\n]+)\]\((https?://(?:[^\s()]|\([^\s()]*\))+)\)")
-# A marker opens before and closes after something that is not a space, and italics do not begin or end inside a word:
-# "2 * 3 * 4" and "snake_case_name" are plain text.
+# Markers must touch the text that they enclose, and italics do not begin or end inside a word: "2 * 3 * 4" and
+# "snake_case_name" are plain text.
 _STYLES = [
-    (re.compile(r"\*\*(?=\S)((?:.|\n(?!\s*\n))+?)(?<=\S)\*\*"), "b"),  # over lines, but not over paragraphs
+    (re.compile(r"\*\*(?=\S)((?:.|\n(?!\s*\n))+?)(?<=\S)\*\*"), "b"),  # within one paragraph
     (re.compile(r"(?<!\w)__(?=\S)(.+?)(?<=\S)__(?!\w)"), "b"),
     (re.compile(r"~~(?=\S)(.+?)(?<=\S)~~"), "s"),
     (re.compile(r"(?<![\w*])\*(?=[^\s*])(.+?)(?<=[^\s*])\*(?![\w*])"), "i"),
@@ -51,7 +50,7 @@ def _code(match: re.Match[str]) -> str:
 
 
 def _table(text: str) -> str:
-    """Return a table with its columns under each other, which Telegram has no tags for; or the text, if it is none."""
+    """Return a table as preformatted text with aligned columns; other text is returned with its styles."""
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines()]
     if not all(map(_RULE.fullmatch, rows[1])) or len({len(row) for row in rows}) > 1:
         return _styled(text)
@@ -65,7 +64,7 @@ def _table(text: str) -> str:
 
 
 def _styled(text: str) -> str:
-    """Return the links of a text as links, and the rest in its styles."""
+    """Convert links and styles."""
     parts: list[str] = []
     end = 0
     for link in _LINK.finditer(text):

@@ -1,6 +1,6 @@
-"""Long polling: updates are fetched instead of delivered, for development without a public address.
+"""Long polling, for development without a public address.
 
-An update that could not be dispatched is fetched again, as Telegram would deliver it again to a webhook.
+An update that could not be dispatched is fetched again, just as Telegram delivers it again to a webhook.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _logger = logging.getLogger(__name__)
 
 
 class UpdatePoller:
-    """Fetches updates and has them dealt with, one after the other.
+    """Fetches and processes updates, one after the other.
 
     Args:
-        bot: Where they are fetched.
-        webhook: What deals with them, exactly as with those that are delivered.
-        clock: What pauses are made with.
+        bot: The client of the Bot API.
+        webhook: The webhook that processes updates.
+        clock: The clock for pauses.
     """
 
     def __init__(self, bot: BotApi, webhook: Webhook, clock: Clock) -> None:
@@ -34,10 +34,10 @@ class UpdatePoller:
         self._offset: int | None = None
 
     async def run(self) -> None:
-        """Go on until cancelled; a failure makes a pause, ever longer while it lasts.
+        """Run until cancelled, with growing pauses after failures.
 
         Raises:
-            BotApiError: Telegram refuses for good: the token is wrong, or a webhook is set.
+            BotApiError: The token is wrong, or a webhook is set.
         """
         pause = FIRST_PAUSE
         while True:
@@ -48,7 +48,7 @@ class UpdatePoller:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _round(self) -> bool:
-        """Fetch once; return whether all went well."""
+        """Fetch and process updates once; return whether all succeeded."""
         try:
             documents = await self._bot.get_updates(self._offset)
         except BotApiError as error:
@@ -64,10 +64,10 @@ class UpdatePoller:
 
     async def _dispatch(self, update: Update | None) -> bool:
         if update is None:
-            return True  # not of a shape that we read, and never will be
+            return True  # another kind of update; fetching it again would not help
         try:
             await self._webhook.receive(update)
-        except Exception:  # whatever a handler raises
+        except Exception:  # handlers may raise anything
             _logger.exception("update %s could not be dispatched; it is fetched again", update.update_id)
             return False
         return True

@@ -1,8 +1,8 @@
-"""The limit: so many messages per user and window.
+"""The limit of messages per user and window.
 
-Fixed windows are kept as the key-value namespace has always had them: under `ratelimit:{userId}:{windowKey}`, where
-windowKey is the epoch in milliseconds divided by the window's, rounded down, with the count as decimal text. The sliding
-window has entries of its own, `ratelimit:{userId}:sliding_window:{windowMs}`, so that neither reads the other's.
+A fixed window has the key `ratelimit:{userId}:{windowKey}` and the count as decimal text; windowKey is the epoch in
+milliseconds divided by the window in milliseconds, rounded down. A sliding window has the key
+`ratelimit:{userId}:sliding_window:{windowMs}`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def user_limiter(
     hooks: Iterable[Hook] = (),
     on_store_error: Literal["open", "raise"] = "raise",
 ) -> AsyncLimiter:
-    """Return the limiter whose keys are Telegram's user ids, as text.
+    """Return the limiter; its keys are Telegram's user ids, as text.
 
-    With `"open"`, a shared store that is down is not waited for until a probe succeeds.
+    With `"open"`, messages are admitted without waiting while the store is down.
     """
     quota = Quota(settings.rate_limit_max, settings.rate_limit_window_ms * MICROSECONDS_PER_MS)
     rule = fixed_window(quota) if settings.rate_limit_algorithm == "fixed_window" else sliding_window(quota)
@@ -34,7 +34,7 @@ def user_limiter(
 
 
 def entry_stem(limiter: str, rule: Rule, key: str | bytes) -> str:
-    """Return the name of a user's entry; to that of a fixed window, the store adds `:{windowKey}`."""
+    """Return the key of a user's entry; for a fixed window, the store appends `:{windowKey}`."""
     stem = f"ratelimit:{key!s}"
     if rule.kind == "fixed_window":
         return stem

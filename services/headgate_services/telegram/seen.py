@@ -1,8 +1,8 @@
-"""The updates that were dispatched or refused: Telegram delivers one again whenever it is not sure of our answer.
+"""Ids of processed updates, because Telegram delivers an update again if it did not get our response.
 
-The ids are kept in memory and, so that they survive a restart and processes share them, in a key-value store of their own:
-the one of the limit holds nothing but counts. A key-value store cannot lock, so an update that is delivered again to another
-process while the first still works on it is dispatched by both.
+The ids are kept in memory and in a key-value store, separate from the counts, so that they survive a restart and processes
+share them. A key-value store has no locks: if an update is delivered again to another process while the first one is still
+working on it, both dispatch it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.stores.kv import KV, KeyTurns
 
 DEFAULT_CAPACITY = 10_000
 KEPT_SECONDS = 25 * 3600
-"""Telegram gives up on an update after a day."""
+"""Telegram drops an update after a day."""
 
 _logger = logging.getLogger(__name__)
 
@@ -27,9 +27,8 @@ class SeenUpdates:
     """The last updates that were dispatched or refused.
 
     Args:
-        kv: A store for their ids, or `None` for this process's memory only. While it is down, it is not waited for, and
-            memory has to do.
-        capacity: How many are kept in memory; the oldest is forgotten first.
+        kv: A store for their ids, or `None` for memory only. While the store is down, only memory is used.
+        capacity: The number of ids in memory; the oldest is removed first.
     """
 
     def __init__(self, kv: KV | None = None, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -41,15 +40,15 @@ class SeenUpdates:
 
     @asynccontextmanager
     async def turn(self, update_id: int) -> AsyncIterator[bool]:
-        """Yield whether the update is still to be dispatched; a redelivery to this process waits meanwhile.
+        """Yield whether the update is new. A redelivery to this process waits until the block ends.
 
-        Waiting matters: a redelivery must do nothing if the delivery under way succeeds, and must try again if it fails.
+        It has to wait, because it must be ignored if the first delivery succeeds, and dispatched if that fails.
         """
         async with self._turns.take(str(update_id)):
             yield update_id not in self._done and not await self._is_kept(update_id)
 
     async def add(self, update_id: int) -> None:
-        """Remember an update."""
+        """Store the id of a processed update."""
         self._done[update_id] = None
         if len(self._done) > self._capacity:
             self._done.popitem(last=False)
@@ -57,7 +56,7 @@ class SeenUpdates:
             try:
                 await self._circuit.call(True, self._kv.put, _key(update_id), "1", KEPT_SECONDS)
             except StoreError as error:
-                _logger.warning("update %s is remembered in memory only: %s", update_id, error)
+                _logger.warning("update %s is stored in memory only: %s", update_id, error)
 
     async def _is_kept(self, update_id: int) -> bool:
         if self._kv is None:
@@ -65,7 +64,7 @@ class SeenUpdates:
         try:
             return await self._circuit.call(False, self._kv.get, _key(update_id)) is not None
         except StoreError as error:
-            _logger.warning("update %s could not be looked up, and is taken for new: %s", update_id, error)
+            _logger.warning("update %s could not be looked up and is treated as new: %s", update_id, error)
             return False
 
     async def _probe(self) -> None:
@@ -73,7 +72,7 @@ class SeenUpdates:
             await self._kv.get(_key(0))
 
     def stop(self) -> None:
-        """End the probes of a store that is down."""
+        """Stop the probes of a store that is down."""
         self._circuit.breaker.stop()
 
 

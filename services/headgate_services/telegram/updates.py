@@ -1,4 +1,4 @@
-"""What Telegram sends: the part of an update that the bot reads. Unknown fields pass.
+"""The fields of Telegram's updates that the bot reads; other fields are ignored.
 
 https://core.telegram.org/bots/api#update
 """
@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 class _Part(BaseModel):
-    # Strict: a number in quotes is not what Telegram sends, so it is not taken for a number.
+    # Strict: Telegram never sends numbers as strings.
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
 class TelegramUser(_Part):
-    """Somebody who writes or presses."""
+    """The sender of a message, or the user who pressed a button."""
 
     id: int
     first_name: str
@@ -25,14 +25,14 @@ class TelegramUser(_Part):
 
 
 class Chat(_Part):
-    """Where it was written."""
+    """The chat of a message."""
 
     id: int
     type: str
 
 
 class SentMessage(_Part):
-    """A message, as Telegram describes it."""
+    """A message in Telegram's format."""
 
     message_id: int
     sender: TelegramUser | None = Field(None, alias="from")
@@ -45,7 +45,7 @@ class SentMessage(_Part):
 
 
 class CallbackQuery(_Part):
-    """A button pressed under a message."""
+    """A press of a button below a message."""
 
     id: str
     sender: TelegramUser = Field(alias="from")
@@ -54,7 +54,7 @@ class CallbackQuery(_Part):
 
 
 class Update(_Part):
-    """Something that happened; edits, channel posts and the like have neither of the two."""
+    """An update. Other kinds, such as edits and channel posts, have neither a message nor a query."""
 
     update_id: int
     message: SentMessage | None = None
@@ -62,7 +62,7 @@ class Update(_Part):
 
 
 def read_update(document: bytes | dict[str, Any]) -> Update | None:
-    """Return the update of a request's body, or of a document; `None` if it is not JSON or not of an update's shape."""
+    """Parse an update from a request body or a document; `None` if it is invalid."""
     try:
         if isinstance(document, bytes):
             return Update.model_validate_json(document)

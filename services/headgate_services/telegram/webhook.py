@@ -1,7 +1,7 @@
-"""What happens to an update, step by step; `app` has the HTTP around it.
+"""Processing of updates; `app` has the HTTP part.
 
-The order matters: only allowed users are counted, only counted messages are dispatched, and an update that was dispatched or
-refused is ignored when it is delivered again.
+The order matters: only messages of allowed users are counted, only counted messages are dispatched, and an update that was
+dispatched or refused is ignored if it is delivered again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Webhook:
     """Processes updates.
 
     Args:
-        allowed_user_ids: Who may use the bot.
-        limiter: How many messages each of them may send.
-        bot: What to answer with.
-        handler: Where messages go.
-        replies: How many refusals each user gets a reply to; `None` for all.
+        allowed_user_ids: The users who may use the bot.
+        limiter: The limit of messages per user.
+        bot: The client of the Bot API, for replies.
+        handler: The handler of messages.
+        replies: The limit of replies to refused messages per user; `None` for unlimited.
         seen: The updates that were dispatched or refused.
         count: Called with the outcome of each update of an allowed user: one of `OUTCOMES`.
     """
@@ -56,7 +56,7 @@ class Webhook:
     async def receive(self, update: Update) -> None:
         """Process an update; most kinds are ignored.
 
-        Raises whatever the handler of a message raises, after the message's unit was given back.
+        Errors of the handler of a message are raised after the message's unit was given back.
         """
         if update.callback_query is not None:
             await self._on_button(_button_press(update.update_id, update.callback_query))
@@ -85,24 +85,20 @@ class Webhook:
             await self._say(message, reply)
 
     async def _take(self, user_id: str) -> AsyncHold | None:
-        """Return the answer of the limiter, or `None` if there is none: the message is then let through."""
+        """Hold a unit; return `None` if the limiter fails, which admits the message."""
         try:
             hold = await self._limiter.hold(user_id)
             if hold.decision.degraded:
-                _logger.error(
-                    "the limit of user %s could not be checked; letting the message through", user_id
-                )
+                _logger.error("the limit of user %s could not be checked; the message is admitted", user_id)
             return hold
-        except Exception:  # a store of the caller's own may raise anything, and the bot fails open (TX-5)
-            _logger.exception(
-                "the limit of user %s could not be checked; letting the message through", user_id
-            )
+        except Exception:  # custom stores may raise anything, and the bot fails open (TX-5)
+            _logger.exception("the limit of user %s could not be checked; the message is admitted", user_id)
             return None
 
     async def _dispatch(self, message: Message, hold: AsyncHold | None) -> str | None:
         try:
             return await self._handler(message)
-        except BaseException:  # also when the server is stopping: what was not dispatched is not counted
+        except BaseException:  # also when the server stops: the message was not dispatched
             self._count("failed")
             if hold is not None:
                 await self._give_back(message.user_id, hold)
@@ -111,7 +107,7 @@ class Webhook:
     async def _give_back(self, user_id: str, hold: AsyncHold) -> None:
         try:
             await hold.release()
-        except Exception:  # likewise; what the handler raised matters more
+        except Exception:  # custom stores may raise anything; the caller raises the handler's error
             _logger.exception("a unit of user %s could not be given back; it stays counted", user_id)
 
     async def _refuse(self, message: Message) -> None:
@@ -120,11 +116,11 @@ class Webhook:
             await self._say(message, REFUSAL)
 
     async def _say(self, message: Message, text: str) -> None:
-        """Answer to the same chat and topic; that it failed is logged, and changes nothing."""
+        """Reply to the same chat and topic; a failure is only logged."""
         try:
             await self._bot.send_message(message.chat_id, text, message.message_thread_id)
         except BotApiError:
-            _logger.exception("no answer could be sent to chat %s", message.chat_id)
+            _logger.exception("the reply to chat %s could not be sent", message.chat_id)
 
     async def _on_button(self, press: ButtonPress) -> None:
         if press.user_id not in self._allowed:
@@ -138,7 +134,7 @@ class Webhook:
                 await self._seen.add(press.update_id)
             self._count("dispatched")
             await self._bot.answer_callback_query(press.query_id, text)
-        except Exception:  # a button that fails is not delivered again: there would be no end to it
+        except Exception:  # not raised, because Telegram would deliver the press again and again
             self._count("failed")
             _logger.exception("a button pressed by user %s could not be handled", press.user_id)
 
@@ -160,7 +156,7 @@ def _message(update_id: int, sent: SentMessage) -> Message | None:
 
 
 def _files(sent: SentMessage) -> Iterator[File]:
-    # The sizes of one picture, the largest last. Only what has an id can be fetched.
+    # `photo` has the sizes of one picture, the largest last.
     for kind, found in (("photo", sent.photo[-1] if sent.photo else None), ("document", sent.document)):
         if isinstance(found, dict) and isinstance(found.get("file_id"), str):
             yield File(kind, found["file_id"], found.get("file_name"), found.get("mime_type"))

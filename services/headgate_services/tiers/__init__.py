@@ -1,6 +1,6 @@
-"""An API with tiers: a token-bucket middleware over Redis, and the service that shows it.
+"""A token-bucket middleware with tiers, in Redis, and a small service that uses it.
 
-`headgate run tiers` starts the service; `RateLimitMiddleware` stands in front of any ASGI application.
+`headgate run tiers` starts the service; `RateLimitMiddleware` works with any ASGI application.
 """
 
 from headgate_services.tiers.app import create_app, main

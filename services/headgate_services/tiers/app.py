@@ -1,4 +1,4 @@
-"""The service: a small API behind the middleware, and running it."""
+"""The service: a small API behind the middleware, and its start-up checks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from headgate_services.tiers.rate_limiter import Backends
 
 
 def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = None) -> FastAPI:
-    """Return the service; by default with the settings of the environment.
+    """Create the application.
 
     Args:
-        settings: What to run with.
-        clock: Where time comes from, for tests.
+        settings: The settings; by default read from the environment.
+        clock: A clock for tests.
 
     Raises:
-        ConfigError: It cannot run like this; the message names the variable.
+        ConfigError: A setting is invalid; the message names the variable.
     """
     settings = load_settings() if settings is None else settings
     keys = KeyTable(settings.database, timeout=settings.database_timeout)
@@ -78,14 +78,14 @@ def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = N
             deadline=settings.saju_redis_timeout,
             on_decision=metrics.decided,
         )
-    # Added last, so around the limiter: the tier has to be known before a token is taken.
+    # Added last, so it runs before the limiter, which needs the tier.
     app.add_middleware(ApiKeyAuthentication, keys=keys)
     return app
 
 
 def _client(settings: TiersSettings) -> Redis | None:
     if not settings.saju_enable_rate_limiting:
-        log(logging.WARNING, "Rate limiting is off; SAJU_ENABLE_RATE_LIMITING=true switches it on")
+        log(logging.WARNING, "Rate limiting is off; set SAJU_ENABLE_RATE_LIMITING=true to switch it on")
         return None
     try:
         return setup_rate_limiting(settings.saju_redis_url, timeout=settings.saju_redis_timeout)
@@ -94,13 +94,13 @@ def _client(settings: TiersSettings) -> Redis | None:
 
 
 async def _check_database(settings: TiersSettings) -> None:
-    """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
+    """Create the tables. The application does this too, but an error inside the server would be a traceback."""
     async with aclosing(KeyTable(settings.database, timeout=settings.database_timeout)) as keys:
         await keys.prepare()
 
 
 async def _check_redis(settings: TiersSettings) -> None:
-    """Refuse to start on a Redis that refuses us. One that is down may be back; until then each process limits by itself."""
+    """Fail if Redis is misconfigured. If it is only down, start anyway; each process then limits in its memory."""
     if not settings.saju_enable_rate_limiting or not settings.saju_redis_url:
         return
     client = _client(settings)
@@ -118,12 +118,12 @@ async def _check_redis(settings: TiersSettings) -> None:
 
 
 async def _root() -> dict[str, str]:
-    """Say what this is."""
+    """Return the name and version of the service."""
     return {"service": "headgate tiers", "version": headgate.__version__}
 
 
 async def _whoami(request: Request) -> dict[str, Any]:
-    """Say who is asking, which tier they have, and how they stand with its limit."""
+    """Return the caller, their tier and the state of their limit."""
     credentials = request.state.credentials
     if credentials == "wrong":
         raise HTTPException(401, "Unknown or revoked API key", {"WWW-Authenticate": "Bearer"})
@@ -147,7 +147,7 @@ async def _whoami(request: Request) -> dict[str, Any]:
 
 def _in_memory(settings: TiersSettings) -> str:
     is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
-    return "the buckets are in memory; SAJU_REDIS_URL names a Redis that they share" if is_in_memory else ""
+    return "the buckets are in memory; set SAJU_REDIS_URL to a shared Redis" if is_in_memory else ""
 
 
 PROGRAM = Program(

@@ -1,7 +1,7 @@
-"""Who a request is from, found out before the limiter runs.
+"""Authentication by API key, before the limiter.
 
-Nothing is refused here: a key that is wrong leaves the request anonymous, so that guessing keys is limited by address. The
-401 comes from behind the limiter.
+Nothing is refused here: a request with a wrong key is anonymous, so that guessing keys is limited by address. The 401 is
+sent after the limiter.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Credentials = Literal["none", "good", "wrong", "unchecked"]
 
 
 class KeyLookup(Protocol):
-    """Where keys are looked up."""
+    """A lookup of API keys."""
 
     async def find(self, key: str) -> User | None: ...
 
 
 class ApiKeyAuthentication:
-    """Puts the user of an API key into `request.state.user`, and what became of the key into `request.state.credentials`.
+    """Middleware that sets `request.state.user`, and the result of the lookup in `request.state.credentials`.
 
-    `X-API-Key` is looked at first, then `Authorization: Bearer`.
+    The key is read from `X-API-Key`, then from `Authorization: Bearer`.
     """
 
     def __init__(self, app: App, keys: KeyLookup) -> None:

@@ -1,14 +1,14 @@
-"""Where buckets are kept: three back ends that give the same answers.
+"""Three back ends for buckets, with the same results.
 
-    atomic    one script call on the server; `token_bucket.lua`
-    pipeline  reads, decides here, and writes in a transaction that fails if another wrote in between
-    memory    this process, by Headgate's own token bucket
+    atomic    one script call on the server: `token_bucket.lua`
+    pipeline  read, decide in this process, and write in a transaction that fails if another client wrote in between
+    memory    this process, with Headgate's token bucket
 
-The first two share their keys, so that a request may fall back from one to the other at any time. All three write only when
-they admit: a refusal costs nothing, and a bucket that is not used expires by itself.
+The first two use the same keys, so a request may fall back from one to the other at any time. A refusal writes nothing, and
+unused buckets expire.
 
-Whose clock: the server's. The script takes the caller's time as an argument, but believes it only for times that have long
-passed (see there); the pipeline asks the server. A limiter that is given a clock, by a test, uses that one.
+Time is the server's. The script gets the caller's time as an argument, but uses it only if it is far in the past (see
+there); the pipeline queries the server's clock. Tests pass a clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headgate_services.tiers.log import LimitedLog, log
 
 SCRIPT = "token_bucket.lua"
 MAX_KEYS = 100_000
-"""How many buckets are kept in memory; beyond it new ones share one, which lasts until it is full again."""
+"""The most buckets in memory; further keys share one bucket."""
 
 MOST_TRIES = 64
 _TURNS = 256
@@ -39,14 +39,11 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 _CLOCK_AGE = 3600.0
 
-UNREADABLE = "what is kept under {} is no bucket of ours"
+UNREADABLE = "the value of {} is not a bucket"
 
 
 def state_keys(key: str) -> tuple[str, str]:
-    """Return where a bucket is kept: its tokens, and when there were so many.
-
-    Different keys have different names, since these differ in nothing but the key.
-    """
+    """Return the two Redis keys of a bucket: its tokens, and the time of that number."""
     return f"ratelimit:{key}:tokens", f"ratelimit:{key}:time"
 
 
@@ -54,21 +51,21 @@ def read_script() -> str:
     """Return the text of the script.
 
     Raises:
-        OSError: It is not there.
+        OSError: The file cannot be read.
     """
     return resources.files(__package__).joinpath(SCRIPT).read_text(encoding="utf-8")
 
 
 class AtomicBackend:
-    """The script, registered when it is first needed.
+    """The script, registered on first use.
 
-    Registering that fails is tried again by itself, ever less often; what needs a bucket meanwhile has to get it elsewhere.
-    A server that has lost the script, by a restart, is given it again.
+    If registering fails, it is tried again after growing pauses. If the server lost the script by a restart, it is
+    registered again.
 
     Args:
         client: The client of the server.
-        clock: Where time comes from instead of the server, for tests.
-        monotonic: How long it is until registering is tried again.
+        clock: A clock for tests, instead of the server's.
+        monotonic: Monotonic seconds, for the pauses.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class AtomicBackend:
         self._client = client
         self._clock = clock
         self._own_clock = SteadyClock()
-        self._ahead_us = 0  # how far the server's clock is ahead of ours
+        self._ahead_us = 0  # the server's clock minus ours
         self._monotonic = monotonic
         self._sha: str | None = None
         self._registered_at = 0.0
@@ -87,10 +84,10 @@ class AtomicBackend:
         self._complain = LimitedLog()
 
     async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome | None:
-        """Return the answer of the script; `None`, after a warning, if it could not be asked, but the server may.
+        """Run the script and return its result; `None`, after a warning, if only the script cannot be used.
 
         Raises:
-            RedisError: The server is not there.
+            RedisError: The server cannot be reached.
         """
         sha = await self._registered()
         if sha is None:
@@ -106,7 +103,7 @@ class AtomicBackend:
                 error,
             )
             return None
-        # Nothing was charged: the server did not know what to run.
+        # Nothing was charged, because the server did not have the script.
         sha = await self._registered()
         return None if sha is None else await self._run(sha, bucket, key, cost)
 
@@ -133,13 +130,13 @@ class AtomicBackend:
     async def _registered(self) -> str | None:
         if self._is_known():
             return self._sha
-        async with self._registering:  # one of many requests does it, the others wait for it
+        async with self._registering:  # concurrent requests wait for the first one
             if not self._is_known() and self._monotonic() >= self._next_try:
                 await self._register()
             return self._sha
 
     def _is_known(self) -> bool:
-        # Once an hour the clocks are compared again, since they drift.
+        # The clocks are compared once an hour, because they drift.
         return self._sha is not None and self._monotonic() - self._registered_at < _CLOCK_AGE
 
     async def _register(self) -> None:
@@ -173,7 +170,7 @@ class AtomicBackend:
 
 
 class RedisConnection(Protocol):
-    """What is used of redis-py's connections."""
+    """The methods of redis-py's connections that are used here."""
 
     def pack_commands(self, commands: Sequence[Sequence[object]]) -> Sequence[bytes]: ...
     async def send_packed_command(self, command: Sequence[bytes]) -> None: ...
@@ -184,13 +181,13 @@ class RedisConnection(Protocol):
 class PipelineBackend:
     """Reads and writes in two round trips, for servers without scripts.
 
-    WATCH makes the write fail if another wrote in between; then everything is read and decided anew. A refusal writes
-    nothing, so each lost race is the admission of another, and there are no more of those than tokens. Requests of this
-    process for one key take turns instead of racing.
+    With WATCH, the write fails if another client wrote in between; then the request is decided again. A refusal writes
+    nothing, so each lost race means that another request was admitted. Requests of this process for the same key wait for
+    each other.
 
     Args:
         client: The client of the server.
-        clock: Where time comes from instead of the server, for tests.
+        clock: A clock for tests, instead of the server's.
     """
 
     def __init__(self, client: Redis, clock: Clock | None = None) -> None:
@@ -199,20 +196,20 @@ class PipelineBackend:
         self._turns = [asyncio.Lock() for _ in range(_TURNS)]
 
     async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
-        """Return the answer for a bucket.
+        """Take tokens from a bucket.
 
         Raises:
-            RedisError: The server is not there, or does not do what it is asked.
-            StoreConflict: What it keeps under this key is not ours.
+            RedisError: The server cannot be reached, or refuses a command.
+            StoreConflict: The stored value is not a bucket.
         """
         async with self._turns[hash(key) % _TURNS]:
-            # redis-py sends WATCH and what follows it one by one; on a connection, all go together.
+            # A pipeline of redis-py sends WATCH and the reads one by one; on a connection they are sent together.
             pool: Any = self._client.connection_pool
             connection: RedisConnection = await pool.get_connection()
             try:
                 return await self._decide(connection, bucket, key, cost)
             except BaseException:
-                await connection.disconnect(nowait=True)  # with it goes the WATCH, and whatever was not read
+                await connection.disconnect(nowait=True)  # ends WATCH and discards unread replies
                 raise
             finally:
                 await pool.release(connection)
@@ -222,13 +219,13 @@ class PipelineBackend:
         refusal: Outcome | None = None
         for _ in range(MOST_TRIES):
             read = [("WATCH", tokens_key, time_key), ("GET", tokens_key), ("GET", time_key), ("TIME",)]
-            _, tokens, since, clock = await _decide(connection, read)
+            _, tokens, since, clock = await _exchange(connection, read)
             now_us = int(clock[0]) * MICROSECONDS + int(clock[1])
             if self._clock is not None:
                 now_us = self._clock.now_us()
             after, outcome = bucket.take(_contents(tokens, since, tokens_key), now_us, cost, "pipeline")
             if after is None:
-                await _decide(connection, [("UNWATCH",)])
+                await _exchange(connection, [("UNWATCH",)])
                 return outcome
             write = [
                 ("MULTI",),
@@ -236,23 +233,23 @@ class PipelineBackend:
                 ("SETEX", time_key, bucket.ttl, f"{after.time_us / MICROSECONDS:.6f}"),
                 ("EXEC",),
             ]
-            if (await _decide(connection, write))[-1] is not None:
+            if (await _exchange(connection, write))[-1] is not None:
                 return outcome
             refusal = bucket.outcome(False, 1, outcome.remaining, now_us, "pipeline")
-        # So many others were admitted meanwhile that one more must not be let through unasked.
+        # Every attempt lost against an admitted request, so refuse this one.
         assert refusal is not None
         return refusal
 
 
-async def _decide(connection: RedisConnection, commands: Sequence[Sequence[object]]) -> list[Any]:
-    """Send commands in one go, and return their replies."""
+async def _exchange(connection: RedisConnection, commands: Sequence[Sequence[object]]) -> list[Any]:
+    """Send commands together, and return their replies."""
     await connection.send_packed_command(connection.pack_commands(commands))
     replies: list[Any] = []
     failure: ResponseError | None = None
     for _ in commands:
         try:
             replies.append(await connection.read_response(disable_decoding=True))
-        except ResponseError as error:  # the replies to the other commands have to be read all the same
+        except ResponseError as error:  # raised after the other replies were read
             failure = failure or error
     if failure is not None:
         raise failure
@@ -269,11 +266,11 @@ def _contents(tokens: bytes | None, since: bytes | None, key: str) -> Contents |
 
 
 class MemoryBackend:
-    """Buckets in this process, by Headgate's own token bucket; at most so many, and without a thread to clean up.
+    """Buckets in this process, with Headgate's token bucket.
 
     Args:
-        clock: Where time comes from; by default the monotonic clock.
-        max_keys: How many buckets are kept.
+        clock: The clock; by default the monotonic clock.
+        max_keys: The most buckets.
     """
 
     def __init__(self, clock: Clock | None = None, max_keys: int = MAX_KEYS) -> None:
@@ -281,7 +278,7 @@ class MemoryBackend:
         self._limiters: dict[Bucket, Limiter] = {}
 
     def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
-        """Return the answer for a bucket."""
+        """Take tokens from a bucket."""
         now_us = self.store.clock.now_us()
         decision = self._limiter(bucket).hit(key, cost)
         retry_after = 0 if decision.retry_after_us is None else whole_seconds(decision.retry_after_us)
@@ -289,16 +286,16 @@ class MemoryBackend:
 
     def _limiter(self, bucket: Bucket) -> Limiter:
         if bucket not in self._limiters:
-            # One name and, for whole rates per minute, one period: a user who changes tier keeps what was taken.
+            # All tiers with a whole rate per minute share a state, so a new tier does not refill the bucket.
             self._limiters[bucket] = Limiter(token_bucket(_quota(bucket)), name="tiers", store=self.store)
         return self._limiters[bucket]
 
 
 def _remaining(bucket: Bucket, decision: Decision) -> float:
-    """Return the tokens that are left, with their fraction.
+    """Return the remaining tokens with their fraction.
 
-    The library's own figure is rounded down. The time until the bucket is full says the rest, to the microsecond; unless the
-    bucket was another tier's a moment ago, and fills at that one's rate.
+    The library rounds down; the fraction follows from the time until the bucket is full, unless the caller just changed
+    tier and the bucket still fills at the old rate.
     """
     whole = decision.remaining or 0
     exact = bucket.capacity - (decision.reset_after_us or 0) / MICROSECONDS * bucket.refill_rate
@@ -308,6 +305,6 @@ def _remaining(bucket: Bucket, decision: Decision) -> float:
 def _quota(bucket: Bucket) -> Quota:
     if isinstance(bucket.per_us, int):
         return Quota.of(bucket.per_us, 60, burst=bucket.capacity)
-    # A decimal fraction of a second or less: closer to any rate than a lifetime of requests could show.
+    # The error of the fraction is too small to matter.
     rate = Fraction(bucket.refill_rate).limit_denominator(1_000_000)
     return Quota.of(rate.numerator, rate.denominator, burst=bucket.capacity)

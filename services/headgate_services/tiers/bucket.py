@@ -1,8 +1,8 @@
-"""The bucket: what one call does to it, and what its figures mean in a response. Pure.
+"""The token bucket as pure functions.
 
-Counting is in whole numbers: a token is 60,000,000 parts, so a rate of n tokens per minute refills n parts per microsecond,
-and nothing drifts. Any other rate refills whole parts too, at most one less per admission than it should. `token_bucket.lua`
-is a port of `Bucket.take`, step by step; both count in doubles where a rate is not whole, and so agree bit for bit.
+Counts are integers: a token is 60,000,000 parts, so a rate of n tokens per minute refills n parts per microsecond without
+drift. Other rates refill whole parts too, at most one part too few per admission. `token_bucket.lua` is a port of
+`Bucket.take` with the same steps; both use doubles for rates that are not whole, so their results are equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARTS = 60_000_000
 """Parts in a token: the microseconds of a minute, because limits are per minute."""
 
 MAX_CAPACITY = 100_000_000
-"""The most tokens whose parts are still exact in a double."""
+"""The most tokens whose parts are exact in a double."""
 
 _CLOSE = 1e-9
 _SLACK = 0.001
@@ -28,15 +28,15 @@ Backend = Literal["atomic", "pipeline", "memory"]
 
 
 class Outcome(NamedTuple):
-    """The answer to one call; everything in it is from the same moment.
+    """The result of a call.
 
     Attributes:
         allowed: Whether the tokens were taken.
-        retry_after: Whole seconds until the same call is admitted if no one else comes; 0 if it was.
-        remaining: Tokens left, with their fraction.
-        reset_after: Whole seconds until the bucket is full again, rounded up.
-        now_us: The moment.
-        backend: Who decided.
+        retry_after: Whole seconds until the call would be admitted; 0 if it was admitted.
+        remaining: The remaining tokens, with their fraction.
+        reset_after: Whole seconds until the bucket is full, rounded up.
+        now_us: The time of the decision.
+        backend: The back end that decided.
     """
 
     allowed: bool
@@ -48,12 +48,12 @@ class Outcome(NamedTuple):
 
     @property
     def reset_at(self) -> int:
-        """When the bucket is full again, in whole seconds since the epoch."""
+        """The time when the bucket is full, in whole seconds since the epoch."""
         return self.now_us // MICROSECONDS + self.reset_after
 
 
 class Contents(NamedTuple):
-    """What is kept of a bucket: tokens, and when there were so many."""
+    """The stored state of a bucket: the tokens, and the time of that number."""
 
     tokens: float
     time_us: int
@@ -61,10 +61,10 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A kind of bucket.
+    """The parameters of a bucket.
 
     Attributes:
-        capacity: The most tokens that it ever holds; a fresh one is full.
+        capacity: The most tokens; a new bucket is full.
         refill_rate: Tokens per second.
     """
 
@@ -83,12 +83,12 @@ class Bucket:
 
     @cached_property
     def ttl(self) -> int:
-        """Seconds until the contents may be forgotten: twice the time in which an empty bucket fills."""
+        """Seconds until the state expires: twice the time to fill an empty bucket."""
         return max(1, ceil(2 * self.capacity / self.refill_rate))
 
     @cached_property
     def per_us(self) -> float:
-        """Parts that are refilled per microsecond; whole if the rate is a whole number per minute."""
+        """Parts refilled per microsecond; an integer if the rate is a whole number per minute."""
         per_us = self.refill_rate * 60
         nearest = floor(per_us + 0.5)
         return nearest if abs(per_us - nearest) <= _CLOSE * per_us else per_us
@@ -98,7 +98,7 @@ class Bucket:
         return 0 if isinstance(self.per_us, int) else _SLACK
 
     def check_cost(self, cost: int) -> None:
-        """Refuse a cost that no waiting would ever admit.
+        """Check the cost of a call.
 
         Raises:
             CostTooHigh: It is above the capacity.
@@ -112,7 +112,7 @@ class Bucket:
     def take(
         self, contents: Contents | None, now_us: int, cost: int, backend: Backend
     ) -> tuple[Contents | None, Outcome]:
-        """Return what is in the bucket after a call, `None` if that is to stay as it is, and the answer."""
+        """Return the new state, or None if it does not change, and the result."""
         tokens, time_us = self.capacity * PARTS, now_us
         if contents is not None:
             time_us = max(now_us, contents.time_us)
@@ -122,19 +122,19 @@ class Bucket:
         if missing <= 0:
             left = -missing / PARTS
             return Contents(left, time_us), self.outcome(True, 0, left, now_us, backend)
-        # From a clock that is behind, the caller also has to wait for it to get there.
+        # If the clock went back, the caller also has to wait until it catches up.
         wait_us = ceil((missing - self._slack) / self.per_us) + (time_us - now_us)
         return None, self.outcome(False, whole_seconds(wait_us), tokens / PARTS, now_us, backend)
 
     def outcome(
         self, allowed: bool, retry_after: int, remaining: float, now_us: int, backend: Backend
     ) -> Outcome:
-        """Return an answer, complete with the time until the bucket is full."""
+        """Return a result, with the time until the bucket is full."""
         missing = self.capacity * PARTS - floor(remaining * PARTS + 0.5)
         reset_us = ceil(max(0, missing - self._slack) / self.per_us)
         return Outcome(allowed, retry_after, remaining, -(-reset_us // MICROSECONDS), now_us, backend)
 
 
 def whole_seconds(wait_us: int) -> int:
-    """Return a wait as whole seconds, rounded up, at least one."""
+    """Return a wait in whole seconds, rounded up, at least 1."""
     return max(1, -(-wait_us // MICROSECONDS))

@@ -1,4 +1,4 @@
-"""What `headgate tiers` does: plain functions that print, and return an exit code."""
+"""The commands of `headgate tiers`: functions that print and return an exit code."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from headgate_services.tiers.rate_limiter import TokenBucketRateLimiter
 
 @blocking
 async def inspect_caller(key: str) -> int:
-    """Print what is in the bucket of a caller, `user:ID` or `ip:ADDRESS`, and take nothing.
+    """Print the tokens of a caller, `user:ID` or `ip:ADDRESS`.
 
     Raises:
-        ConfigError: The key is none, or Redis or the database cannot be used.
+        ConfigError: The caller is invalid, or Redis or the database cannot be used.
     """
     settings = load_settings()
     limits = limits_by_tier(settings.rate_limits)
@@ -38,7 +38,7 @@ async def inspect_caller(key: str) -> int:
         limiter = TokenBucketRateLimiter(bucket.capacity, bucket.refill_rate, client)
         outcome = await limiter.take(key, cost=0)
     if outcome.backend == "memory":
-        raise ConfigError("SAJU_REDIS_URL: Redis does not answer")
+        raise ConfigError("SAJU_REDIS_URL: Redis does not reply")
     print(
         f"{key}: tier {tier}, {limit.limit} per minute, {floor(outcome.remaining)} of {limit.capacity} left"
     )
@@ -47,11 +47,7 @@ async def inspect_caller(key: str) -> int:
 
 @blocking
 async def reset_caller(key: str) -> int:
-    """Fill the bucket of a caller.
-
-    Raises:
-        ConfigError: As for `inspect_caller`.
-    """
+    """Fill the bucket of a caller; raises like `inspect_caller`."""
     settings = load_settings()
     await _tier_of(key, settings)
     async with _redis(settings) as client:
@@ -65,7 +61,7 @@ async def reset_caller(key: str) -> int:
 async def _tier_of(key: str, settings: TiersSettings) -> str:
     kind, _, name = key.partition(":")
     if kind not in ("user", "ip") or not name:
-        raise ConfigError(f"a caller is user:ID or ip:ADDRESS, not {key!r}")
+        raise ConfigError(f"invalid caller {key!r}; use user:ID or ip:ADDRESS")
     if kind == "ip":
         return ANONYMOUS
     async with _key_table(settings) as keys:
@@ -87,20 +83,18 @@ async def _redis(settings: TiersSettings) -> AsyncIterator[Redis]:
 
 @blocking
 async def create_key(user_id: str, tier: str | None = None) -> int:
-    """Make a key for a user and print it; it is not shown again.
+    """Create a key for a user and print it; it cannot be shown again.
 
     Raises:
-        ConfigError: The database cannot be used, or the id or tier is no name.
+        ConfigError: The database cannot be used, or the id or the tier is invalid.
     """
     settings = load_settings()
     async with _key_table(settings) as keys:
         created = await keys.create(user_id, tier)
     if created.user.tier not in limits_by_tier(settings.rate_limits):
-        print(
-            f"No limit is set for tier {created.user.tier!r}: that of {ANONYMOUS} applies.", file=sys.stderr
-        )
+        print(f"Tier {created.user.tier!r} has no limit; the limit of {ANONYMOUS} applies.", file=sys.stderr)
     print(
-        f"Key {created.id} of {created.user.id}, tier {created.user.tier}; it is shown only now.",
+        f"Key {created.id} of {created.user.id}, tier {created.user.tier}. It is shown only once.",
         file=sys.stderr,
     )
     print(created.key)
@@ -109,7 +103,7 @@ async def create_key(user_id: str, tier: str | None = None) -> int:
 
 @blocking
 async def list_keys() -> int:
-    """Print all keys, without what could be used of them.
+    """Print all keys, without their secrets.
 
     Raises:
         ConfigError: The database cannot be used.
@@ -125,7 +119,7 @@ async def list_keys() -> int:
 
 @blocking
 async def revoke_key(key_id: str) -> int:
-    """End a key, from the next request on; 1 if there is none with this id that is still good.
+    """Revoke a key; return 1 if there is no valid key with this id.
 
     Raises:
         ConfigError: The database cannot be used.
@@ -133,7 +127,7 @@ async def revoke_key(key_id: str) -> int:
     async with _key_table(load_settings()) as keys:
         revoked = await keys.revoke(key_id)
     if not revoked:
-        print(f"There is no good key with the id {key_id!r}.", file=sys.stderr)
+        print(f"There is no valid key with the id {key_id!r}.", file=sys.stderr)
         return 1
     print(f"Key {key_id} is revoked.", file=sys.stderr)
     return 0

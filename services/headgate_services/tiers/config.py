@@ -1,4 +1,4 @@
-"""What the service reads from its environment, once, at start-up."""
+"""Settings of the tiers service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _proxies(text: str) -> str:
 
 
 class AtomicSwitch(ServiceSettings):
-    """The one setting that the middleware has a use for by itself."""
+    """The setting that the middleware reads by itself."""
 
     saju_enable_atomic_rate_limiter: bool = False
 
@@ -57,7 +57,7 @@ class TiersSettings(AtomicSwitch):
 
     @property
     def rate_limits(self) -> dict[str, TierLimit] | None:
-        """The limits by tier; `None` for the usual ones."""
+        """The limits by tier; `None` for the defaults."""
         return parse_rate_limits(self.saju_rate_limits) if self.saju_rate_limits else None
 
     @property
@@ -67,7 +67,7 @@ class TiersSettings(AtomicSwitch):
 
     @property
     def database(self) -> URL:
-        """Where keys are stored."""
+        """The URL of the database of the keys."""
         return database_url(self.database_url or DEFAULT_DATABASE)
 
 
@@ -75,9 +75,9 @@ load_settings = partial(load, TiersSettings)
 
 
 def atomic_by_environment() -> bool:
-    """Return whether the environment switches the script on.
+    """Return whether `SAJU_ENABLE_ATOMIC_RATE_LIMITER` is set.
 
     Raises:
-        SettingsError: It says neither yes nor no.
+        SettingsError: The value is not a boolean.
     """
     return load(AtomicSwitch).saju_enable_atomic_rate_limiter

@@ -1,8 +1,7 @@
-"""API keys: who a request is from, and which tier they have.
+"""API keys and the tiers of their users.
 
-A key is 256 random bits as text, shown once when it is made. What is stored is its SHA-256: the table alone is of
-no use. A slow hash such as scrypt protects secrets that can be guessed; 2^256 cannot, however fast the hash, and what is
-looked up on every request must not cost a tenth of a second.
+A key is 256 random bits as text, shown once when it is created; the table has only its SHA-256. A slow hash such as scrypt
+is for secrets that can be guessed, which 256 random bits cannot, and would be too slow for a lookup on every request.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _REVOKE = "UPDATE tier_keys SET revoked_at = :now WHERE id = :id AND revoked_at 
 
 
 class User(NamedTuple):
-    """Somebody whom a key belongs to."""
+    """The owner of a key."""
 
     id: str
     tier: str
 
 
 class NewKey(NamedTuple):
-    """A key that has just been made; `key` is nowhere else."""
+    """A new key; the secret `key` is not stored."""
 
     id: str
     key: str
@@ -61,7 +60,7 @@ class NewKey(NamedTuple):
 
 
 class StoredKey(NamedTuple):
-    """What is known of a key; times in microseconds since the epoch."""
+    """The stored data of a key; times are in microseconds since the epoch."""
 
     id: str
     user_id: str
@@ -74,9 +73,9 @@ class KeyTable(SqlDatabase):
     """Keys in a database.
 
     Args:
-        url: Where it is, with an asynchronous driver.
-        clock: Where time comes from, for tests.
-        timeout: Seconds that PostgreSQL has for an operation.
+        url: The URL of the database, with an asynchronous driver.
+        clock: A clock for tests.
+        timeout: Time limit of an operation on PostgreSQL, in seconds.
     """
 
     def __init__(self, url: URL, clock: Clock | None = None, *, timeout: float = DEFAULT_LIMIT) -> None:
@@ -84,7 +83,7 @@ class KeyTable(SqlDatabase):
         self._clock = WallClock() if clock is None else clock
 
     async def prepare(self) -> None:
-        """Make the tables if there are none.
+        """Create the tables if they do not exist.
 
         Raises:
             SettingsError: The database cannot be used.
@@ -93,7 +92,7 @@ class KeyTable(SqlDatabase):
         await self.check(migrations, record="headgate_tier_migrations")
 
     async def find(self, key: str) -> User | None:
-        """Return whom a key belongs to; `None` if it is none of ours, or was revoked."""
+        """Return the owner of a key; `None` if the key is unknown or revoked."""
         if not _KEY.fullmatch(key):
             return None
         async with self.connection() as connection:
@@ -101,19 +100,19 @@ class KeyTable(SqlDatabase):
         return None if found is None else User(*found)
 
     async def create(self, user_id: str, tier: str | None = None) -> NewKey:
-        """Make a key for a user, who is made too if there is none.
+        """Create a key for a user, and the user if they do not exist.
 
         Args:
-            user_id: Who; all keys of a user draw from one bucket.
-            tier: Which tier the user has from now on; by default the one they have, or `free`.
+            user_id: The user; all keys of a user share one bucket.
+            tier: The new tier of the user; by default unchanged, or `free` for a new user.
 
         Raises:
-            ConfigError: The id or the tier is no name.
+            ConfigError: The id or the tier is invalid.
         """
         if not user_id or len(user_id) > LONGEST_USER_ID or not user_id.isprintable():
-            raise ConfigError(f"a user's id is 1 to {LONGEST_USER_ID} printable characters, not {user_id!r}")
+            raise ConfigError(f"invalid user id {user_id!r}; use 1 to {LONGEST_USER_ID} printable characters")
         if tier is not None and not re.fullmatch(r"[\w.-]{1,64}", tier):
-            raise ConfigError(f"a tier is a word like 'pro', not {tier!r}")
+            raise ConfigError(f"invalid tier {tier!r}; use a word such as 'pro'")
         key_id, key = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
         async with self.connection(writing=True) as connection:
             user = {"user_id": user_id, "tier": tier or SIGNED_IN, "is_given": tier is not None}
@@ -125,17 +124,17 @@ class KeyTable(SqlDatabase):
         return NewKey(key_id, key, User(user_id, stored_tier))
 
     async def list(self) -> list[StoredKey]:
-        """Return all keys, the oldest first."""
+        """Return all keys, oldest first."""
         async with self.connection() as connection:
             return [StoredKey(*row) for row in await connection.execute(text(_LIST))]
 
     async def revoke(self, key_id: str) -> bool:
-        """End a key, from the next request on; false if there is none with this id that is still good."""
+        """Revoke a key; return False if there is no valid key with this id."""
         async with self.connection(writing=True) as connection:
             result: Any = await connection.execute(text(_REVOKE), {"id": key_id, "now": self._clock.now_us()})
         return bool(result.rowcount)
 
 
 def digest_of(key: str) -> str:
-    """Return what is stored of a key."""
+    """Return the stored digest of a key."""
     return sha256(key.encode()).hexdigest()

@@ -11,10 +11,10 @@ from headgate import ConfigError
 from headgate_services.tiers.bucket import MAX_CAPACITY, Bucket
 
 ANONYMOUS = "anonymous"
-"""The tier of unknown callers, and of users with an unknown tier."""
+"""The tier of callers without a user, and of users with an unknown tier."""
 
 SIGNED_IN = "free"
-"""The tier of a user who has none."""
+"""The tier of users without a tier."""
 
 DEFAULT_RATE_LIMITS: Mapping[str, int] = MappingProxyType(
     {ANONYMOUS: 5, SIGNED_IN: 10, "plus": 60, "pro": 300}
@@ -22,7 +22,7 @@ DEFAULT_RATE_LIMITS: Mapping[str, int] = MappingProxyType(
 """Requests per minute by tier."""
 
 WINDOW = 60
-"""Seconds that a limit is for."""
+"""The period of limits, in seconds."""
 
 _LEAST_CAPACITY = 5
 _CAPACITY_SHARE = 6
@@ -32,11 +32,11 @@ _TIER = re.compile(r"\s*([\w.-]+)\s*=\s*([0-9]+)(?:\s+burst\s+([0-9]+))?\s*", re
 
 @dataclass(frozen=True, slots=True)
 class TierLimit:
-    """What a tier may do.
+    """The limit of a tier.
 
     Attributes:
-        limit: Requests per minute, in the long run.
-        capacity: Requests at once.
+        limit: Requests per minute.
+        capacity: The most requests at once.
     """
 
     limit: int
@@ -51,18 +51,18 @@ class TierLimit:
 
     @classmethod
     def of(cls, limit: int | TierLimit) -> TierLimit:
-        """Return a limit per minute with the usual capacity: a sixth of it, and at least 5."""
+        """Return a limit per minute with the default capacity: a sixth of it, at least 5."""
         if isinstance(limit, TierLimit):
             return limit
         return cls(limit, max(limit // _CAPACITY_SHARE, _LEAST_CAPACITY) if type(limit) is int else 1)
 
     def bucket(self) -> Bucket:
-        """Return the bucket that keeps this limit."""
+        """Return the bucket of this limit."""
         return Bucket(self.capacity, self.limit / WINDOW)
 
 
 def limits_by_tier(rate_limits: Mapping[str, int | TierLimit] | None) -> dict[str, TierLimit]:
-    """Return the limit of each tier; `anonymous`, which every unknown one falls back to, has its default if it is missing.
+    """Return the limit of each tier; a default for `anonymous` is added if it is missing.
 
     Raises:
         ConfigError: A limit is not a whole number of at least 1.
@@ -73,22 +73,22 @@ def limits_by_tier(rate_limits: Mapping[str, int | TierLimit] | None) -> dict[st
 
 
 def parse_rate_limits(text: str) -> dict[str, TierLimit]:
-    """Return the limits of a text like `anonymous=5, free=10, pro=300 burst 50`.
+    """Parse limits such as `anonymous=5, free=10, pro=300 burst 50`.
 
     Raises:
-        ConfigError: It cannot be read, or leaves out `anonymous`.
+        ConfigError: The text is invalid, or `anonymous` is missing.
     """
     limits: dict[str, TierLimit] = {}
     for part in text.split(","):
         match = _TIER.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"{part.strip()!r} is not like 'pro=300' or 'pro=300 burst 50', in requests per minute"
+                f"invalid limit {part.strip()!r}; write 'pro=300' or 'pro=300 burst 50', in requests per minute"
             )
         tier, limit, burst = match.groups()
         if tier in limits:
-            raise ConfigError(f"{tier} is there twice")
+            raise ConfigError(f"{tier} is listed twice")
         limits[tier] = TierLimit.of(int(limit) if burst is None else TierLimit(int(limit), int(burst)))
     if ANONYMOUS not in limits:
-        raise ConfigError(f"name a limit for {ANONYMOUS}, the tier of unknown callers")
+        raise ConfigError(f"{ANONYMOUS} is missing; it is the tier of callers without an API key")
     return limits

@@ -1,7 +1,7 @@
 """The load test of docs/RATE_LIMIT_LOAD_TEST_PLAN.md: two instances, one Redis, flag off and on.
 
-Everything is on this machine and bounded: two child processes, a few clients, the seconds that were asked for. What is
-expected is worked out from the bucket and the time that really passed: a slow machine changes the figures, not the verdict.
+It runs on this machine only: two child processes and a few clients, for a given time. The expected numbers are computed from
+the bucket and the measured time, so the result does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OUR_VARIABLES = frozenset(name.upper() for name in TiersSettings.model_fields)
 
 @dataclass
 class Check:
-    """One thing that has to hold, and what was seen."""
+    """A check and the observed values."""
 
     name: str
     passed: bool
@@ -53,7 +53,7 @@ class Check:
 
 @dataclass
 class Instance:
-    """A service in a process of its own."""
+    """A child process that runs the service."""
 
     url: str
     log: list[str]
@@ -61,7 +61,7 @@ class Instance:
 
 @dataclass
 class Run:
-    """What clients saw: statuses, and the moments that bound how much had to be let through."""
+    """The statuses that clients got, and the times that bound the expected number of admitted requests."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     first_sent: float = float("inf")
@@ -70,7 +70,7 @@ class Run:
     last_answered: float = 0.0
 
     async def send(self, client: httpx.AsyncClient, key: str) -> None:
-        """Make one request."""
+        """Send one request."""
         sent = time.monotonic()
         answer = await client.get("/v1/whoami", headers={"X-API-Key": key})
         answered = time.monotonic()
@@ -79,19 +79,19 @@ class Run:
         self.last_sent, self.last_answered = max(self.last_sent, sent), max(self.last_answered, answered)
 
     def theory(self, limit: TierLimit) -> tuple[int, int]:
-        """Return the fewest and the most requests that a bucket under constant demand lets through."""
+        """Return the fewest and the most requests that a bucket admits under constant load."""
         rate = limit.bucket().refill_rate
         shortest, longest = self.last_sent - self.first_answered, self.last_answered - self.first_sent
         return limit.capacity + floor(rate * shortest) - 1, limit.capacity + floor(rate * longest)
 
 
 def load_test(redis_url: str, *, seconds: float = 10.0, clients: int = 16) -> int:
-    """Run the plan, print what was seen, and return 0 if everything holds, otherwise 1.
+    """Run the plan and print the results; return 0 if all checks pass, otherwise 1.
 
     Args:
-        redis_url: A Redis without other clients; keys under `ratelimit:user:` are written to it.
-        seconds: How long each mode is under load.
-        clients: How many requests are under way at any time.
+        redis_url: A Redis without other clients; the test writes keys that begin with `ratelimit:user:`.
+        seconds: Duration of the load in each mode.
+        clients: Number of concurrent requests.
     """
     checks = asyncio.run(_run_plan(redis_url, seconds, clients))
     failed = sum(not check.passed for check in checks)
@@ -117,7 +117,7 @@ async def _run_mode(
         "SAJU_ENABLE_RATE_LIMITING": "true",
         "SAJU_ENABLE_ATOMIC_RATE_LIMITER": str(atomic).lower(),
         "SAJU_REDIS_URL": redis_url,
-        "SAJU_REDIS_TIMEOUT": "30",  # a machine under load is slow, not down
+        "SAJU_REDIS_TIMEOUT": "30",  # so that a slow machine does not look like an outage
         "SAJU_RATE_LIMITS": _LIMITS,
         "DATABASE_URL": f"sqlite:///{folder / 'keys.db'}",
         "LOG_LEVEL": "debug",
@@ -177,7 +177,7 @@ async def _under_load(
             ttls.update({await redis.ttl(tokens), await redis.ttl(since)})
             await asyncio.sleep(_TTL_PAUSE)
 
-    await run.send(ends[0], key)  # from here on there is a bucket
+    await run.send(ends[0], key)  # creates the bucket
     await asyncio.gather(watch(), *(demand(number) for number in range(clients)))
     return run
 
@@ -193,7 +193,7 @@ def _load_checks(run: Run) -> Iterator[Check]:
     admitted, refused = run.statuses[200], run.statuses[429]
     total = sum(run.statuses.values())
     span = run.last_answered - run.first_sent
-    most_refused = max(0, total - fewest)  # a slow machine asks for less than the bucket has
+    most_refused = max(0, total - fewest)  # a slow machine may send fewer requests than the bucket admits
     yield Check(
         "nothing is admitted twice",
         admitted <= most,
@@ -231,7 +231,7 @@ def _log_checks(lines: list[str], redis_url: str) -> Iterator[Check]:
 
 
 async def _calls(redis: Redis, command: str) -> int:
-    """Return how often the server was given a command."""
+    """Return the number of calls of a command."""
     stats: Any = await redis.info("commandstats")
     calls: int = stats.get(f"cmdstat_{command}", {"calls": 0})["calls"]
     return calls
@@ -239,7 +239,7 @@ async def _calls(redis: Redis, command: str) -> int:
 
 @asynccontextmanager
 async def _instance(variables: dict[str, str]) -> AsyncIterator[Instance]:
-    """Run the service on a free port, until the block ends."""
+    """Run the service on a free port until the block ends."""
     environment = {name: value for name, value in os.environ.items() if name not in _OUR_VARIABLES}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headgate_server.cli", "run", "tiers", "--host", "127.0.0.1", "--port", "0"),
@@ -265,7 +265,7 @@ async def _instance(variables: dict[str, str]) -> AsyncIterator[Instance]:
 
 
 async def _drain(stream: asyncio.StreamReader, log: list[str], started: asyncio.Event) -> None:
-    """Read what the service says, to its end."""
+    """Read the log of the service to its end."""
     async for line in stream:
         log.append(line.decode())
         if b"running on http" in line:

@@ -1,4 +1,4 @@
-"""The one door through which this service's lines reach the log, credentials removed."""
+"""Logging of this service, with credentials removed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ logger = logging.getLogger("headgate_services.tiers")
 def _redact_redis_credentials(text: str) -> str:
     """Return the text with every credential masked: `redis://***@host:6379/0`.
 
-    Whatever the scheme and its case, also in queries (`?password=…`), also with an `@` inside of the password.
+    Works for every scheme, for queries (`?password=…`), and for passwords that contain an `@`.
     """
     return redact(text)
 
 
 def log(level: int, message: str, *arguments: object) -> None:
-    """Write a line."""
+    """Log a message without credentials."""
     if logger.isEnabledFor(level):
         logger.log(level, "%s", _redact_redis_credentials(message % arguments))
 
 
 class LimitedLog:
-    """Lines that every request might cause: only so many are written, and the next one says how many were not."""
+    """A log with a rate limit, for messages that every request may cause; a message tells how many were dropped."""
 
     def __init__(self, rate: str = "10/minute") -> None:
         self._limiter = Limiter(token_bucket(rate))

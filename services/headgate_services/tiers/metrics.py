@@ -1,4 +1,4 @@
-"""What can be watched: refusals, and how much is left to whom."""
+"""Prometheus metrics of the tiers service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REMAINING = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 
 
 class TierMetrics:
-    """The figures of one service. Tiers are those of the configuration, so there are only so many series."""
+    """The metrics of one service. Labels are tiers of the configuration, so the number of series is bounded."""
 
     def __init__(self, limits: dict[str, TierLimit]) -> None:
         self.registry = CollectorRegistry()
@@ -54,5 +54,5 @@ class TierMetrics:
             self._refusals.labels(standing.tier).inc()
 
     def text(self) -> bytes:
-        """Return all figures, as Prometheus reads them."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(all_processes(self.registry))

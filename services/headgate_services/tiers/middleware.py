@@ -1,13 +1,13 @@
-"""Limits in front of any ASGI application.
+"""Rate limits for any ASGI application.
 
     app = RateLimitMiddleware(app, redis_client=setup_rate_limiting("redis://localhost:6379/0"), use_atomic_redis=True)
 
-Every response that passes through carries `X-RateLimit-Limit`, `-Remaining` and `-Reset`; those to refused requests
-`Retry-After` as well. Their figures are of one moment, that of the decision. What an application raises is answered here,
-with the fields, unless something inside has answered already; and raised again, for the log.
+Every response has `X-RateLimit-Limit`, `-Remaining` and `-Reset`; refusals have `Retry-After` too. The values are those of
+the decision. If the application raises before it responds, the middleware answers 500 with these fields and raises the error
+again, for the log.
 
-Who is limited: `request.state.user`, which authentication must have put there before the limiter runs, in a middleware
-around it; without a user, the client's address. `exclude_paths` and everything that is not HTTP pass through.
+Requests are limited by `request.state.user`, which an outer middleware must set, or else by the client's address.
+`exclude_paths` and everything but HTTP are not limited.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 EXCLUDED_PATHS = ("/health", "/metrics", "/")
 MOST_CONNECTIONS = 50
 _SHOWN = 4
-"""Characters of a user's id in the log."""
+"""Characters of a user id in the log."""
 
 
 _RFC_6585 = "https://datatracker.ietf.org/doc/html/rfc6585#section-4"
@@ -66,13 +66,13 @@ _SERVER_ERROR = Answer(
 
 
 class RateLimitExceeded(Exception):
-    """A refusal. An application may raise it for a limit of its own; the middleware answers it as it does its own.
+    """A refusal. Applications may raise it for their own limits; the middleware sends the same 429.
 
     Attributes:
         limit: Requests per window.
-        window: Seconds.
+        window: The window in seconds.
         retry_after: Whole seconds until another request is allowed.
-        message: What the client reads.
+        message: The message for the client.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RateLimitExceeded(Exception):
         super().__init__(self.message)
 
     def answer(self, path: str) -> Answer:
-        """Return the response: status 429 (RFC 6585) with a problem document."""
+        """Return the response: status 429 (RFC 6585) with a problem body."""
         members = {
             "instance": path,
             "limit": self.limit,
@@ -96,7 +96,7 @@ class RateLimitExceeded(Exception):
 
 
 class Standing(NamedTuple):
-    """How a request stands with its limit; the middleware leaves it in `request.state.rate_limit`."""
+    """The limit and the decision of a request; the middleware sets it as `request.state.rate_limit`."""
 
     tier: str
     limit: TierLimit
@@ -104,11 +104,11 @@ class Standing(NamedTuple):
 
     @property
     def remaining(self) -> int:
-        """Whole requests left."""
+        """Remaining requests, rounded down."""
         return floor(self.outcome.remaining)
 
     def fields(self) -> list[tuple[bytes, bytes]]:
-        """Return what every response carries."""
+        """Return the header fields of the response."""
         return [
             (b"x-ratelimit-limit", b"%d" % self.limit.limit),
             (b"x-ratelimit-remaining", b"%d" % self.remaining),
@@ -118,24 +118,24 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a request counts for, and by which tier."""
+    """The key and the tier of a request."""
 
     key: str
     tier: str
 
 
 class RateLimitMiddleware:
-    """Asks for a token for every request, and answers those that get none.
+    """Takes a token for every request, and refuses requests without one.
 
     Args:
-        app: The application behind it.
-        redis_client: Where buckets are kept; `setup_rate_limiting` makes one. Without, in this process.
+        app: The application.
+        redis_client: The Redis client, from `setup_rate_limiting`; without it, buckets are in this process.
         rate_limits: Requests per minute by tier, as numbers or `TierLimit`s; by default `DEFAULT_RATE_LIMITS`.
-        exclude_paths: Paths that are not limited, exactly; by default `/health`, `/metrics` and `/`.
-        use_atomic_redis: Whether each request is one script call; by default what `SAJU_ENABLE_ATOMIC_RATE_LIMITER` says.
-        address: How the client's address is found: `headgate.http.by_address(proxies=["10.0.0.0/8"])` behind proxies.
-        clock: Where time comes from, for tests.
-        deadline: Seconds that Redis has for an answer.
+        exclude_paths: Exact paths that are not limited; by default `/health`, `/metrics` and `/`.
+        use_atomic_redis: Whether to use the script; by default the value of `SAJU_ENABLE_ATOMIC_RATE_LIMITER`.
+        address: Returns the client's address; behind proxies `headgate.http.by_address(proxies=["10.0.0.0/8"])`.
+        clock: A clock for tests.
+        deadline: Time limit for a reply of Redis, in seconds.
         on_decision: Called with the standing of each request.
     """
 
@@ -177,13 +177,13 @@ class RateLimitMiddleware:
             if response.started:
                 raise
             await respond(scope, receive, response.send, refusal.answer(scope["path"]))
-        except Exception:  # of the application; it is answered here and raised again
+        except Exception:  # an error of the application
             if not response.started:
                 await respond(scope, receive, response.send, _SERVER_ERROR)
             raise
 
     async def decide(self, scope: Scope) -> Standing:
-        """Take a token for a request, and return how it stands."""
+        """Take a token for a request."""
         who = self.identify(scope)
         outcome = await self._limiters[who.tier].take(who.key)
         standing = Standing(who.tier, self.limits[who.tier], outcome)
@@ -202,7 +202,7 @@ class RateLimitMiddleware:
         return standing
 
     def identify(self, scope: Scope) -> Identity:
-        """Return who a request counts for. An id always stands behind `user:`, so none can pass for an address."""
+        """Return the key and tier of a request. User ids have the prefix `user:`, so they cannot look like addresses."""
         user = scope.get("state", {}).get("user")
         if user is None:
             return Identity(f"ip:{self._address(scope)}", ANONYMOUS)
@@ -217,7 +217,7 @@ class RateLimitMiddleware:
 
 
 class _Response:
-    """Adds the fields to a response."""
+    """Adds header fields to a response."""
 
     def __init__(self, send: Send, fields: list[tuple[bytes, bytes]]) -> None:
         self.started = False
@@ -233,19 +233,19 @@ class _Response:
 
 
 def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> Redis | None:
-    """Return a client for the middleware, or `None` without a URL; to be called before serving, since it tries to connect.
+    """Create the client for the middleware; `None` without a URL. It blocks while it tries to connect.
 
-    If Redis is not there yet, a warning says so, and the client is returned all the same: it is used once Redis answers.
+    If Redis is down, a warning is logged and the client is still returned; it is used as soon as Redis replies.
 
     Raises:
-        ConfigError: The URL is none of Redis.
+        ConfigError: The URL is not a Redis URL.
     """
     if not redis_url:
         log(logging.INFO, "Rate limiting: Redis URL not provided, using local fallback")
         return None
     check_credentials(redis_url)
     try:
-        # Not sent again by itself: after a lost reply it is unknown whether a token was taken.
+        # No retries: after a lost reply it is unknown whether a token was taken.
         pool = BlockingConnectionPool.from_url(
             redis_url,
             max_connections=MOST_CONNECTIONS,
@@ -255,13 +255,13 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
             retry=Retry(NoBackoff(), 0),
         )
         probe = redis.Redis.from_url(redis_url, socket_timeout=timeout, socket_connect_timeout=timeout)
-    except ValueError:  # its message may repeat a piece of the URL
+    except ValueError:  # the message may contain parts of the URL
         raise ConfigError("is not a URL like redis://user@host:6379/0") from None
     try:
         with probe:
             probe.ping()
     except redis.RedisError as error:
-        problem = "Rate limiting: Redis at %s does not answer, limiting locally until it does: %s"
+        problem = "Rate limiting: Redis at %s does not reply; limits are local until it does: %s"
         log(logging.WARNING, problem, redis_url, error)
     else:
         log(logging.INFO, "Rate limiting: Connected to Redis at %s", redis_url)
@@ -269,7 +269,7 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
 
 
 def _shortened(key: str) -> str:
-    """Return enough of a key to find who it is: an id may be an e-mail address, which does not belong into a log."""
+    """Shorten the user id of a key for the log, because it may be an e-mail address."""
     kind, _, name = key.partition(":")
     return key if kind == "ip" or len(name) <= _SHOWN else f"{kind}:{name[:_SHOWN]}…"
 

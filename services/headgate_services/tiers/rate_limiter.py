@@ -1,8 +1,8 @@
-"""The limiter: which back end is asked, and what happens when it does not answer.
+"""The limiter, with its choice of back end.
 
-Order: the script, if it is wanted; the pipeline; and without Redis, or while Redis is down, this process's memory. While it
-is down, every process limits by itself: each admits what a full bucket would, and no more. That costs one time-out per
-outage, not one per request, and ends by itself.
+The order is: the script, if enabled; the pipeline; and without Redis, or while Redis is down, memory. During an outage each
+process limits separately, starting with full buckets. An outage costs one timeout, not one per request, and probes detect
+its end.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from headgate_services.tiers.bucket import Bucket, Outcome
 from headgate_services.tiers.log import LimitedLog, _redact_redis_credentials, log
 
 DEADLINE = 1.0
-"""Seconds that Redis has for an answer."""
+"""Time limit for a reply of Redis, in seconds."""
 
 
 class Backends:
-    """All back ends of one service; the limiters of its tiers share them.
+    """The back ends of a service, shared by the limiters of all tiers.
 
     Args:
-        client: The client of Redis; without one, everything is in memory.
+        client: The Redis client; without it, all buckets are in memory.
         atomic: Whether to use the script.
-        clock: Where time comes from, for tests.
-        deadline: Seconds that Redis has for an answer.
-        monotonic: How long it is until something that failed is tried again.
+        clock: A clock for tests.
+        deadline: Time limit for a reply of Redis, in seconds.
+        monotonic: Monotonic seconds, for pauses between attempts.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Backends:
         self._complain = LimitedLog()
 
     async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
-        """Take tokens from a bucket, wherever it can be done; never raises for want of Redis."""
+        """Take tokens from a bucket; use memory if Redis fails."""
         if self._client is None:
             return self.memory.take(bucket, key, cost)
         try:
@@ -72,11 +72,11 @@ class Backends:
             return self.memory.take(bucket, key, cost)
 
     async def ping(self) -> None:
-        """Ask Redis whether it can be used, by taking a token from a bucket of its own.
+        """Check that Redis can be used, by taking a token from a separate bucket.
 
         Raises:
-            StoreUnavailable: It is down.
-            StoreMisconfigured: It refuses us.
+            StoreUnavailable: Redis is down.
+            StoreMisconfigured: Redis refuses the credentials or a command.
         """
         if self._client is not None:
             await self._ask_redis(Bucket(1, 1.0), "headgate:ping", 1)
@@ -87,16 +87,14 @@ class Backends:
             async with asyncio.timeout(self._deadline):
                 outcome = None if self._atomic is None else await self._atomic.take(bucket, key, cost)
                 return await self._pipeline.take(bucket, key, cost) if outcome is None else outcome
-        except (
-            Exception
-        ) as error:  # the caller brings the client; whatever that raises must not stop the service
+        except Exception as error:  # the client is the caller's and may raise anything
             raise self._error(error, key) from error
 
     def _error(self, error: Exception, key: str) -> StoreError:
-        """Return what a failure means, and log it."""
+        """Translate and log an error."""
         if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
             error = StoreConflict(UNREADABLE.format(state_keys(key)[0]))
-        # Of the many requests that an outage meets, the first one speaks for all; the breaker keeps the others away.
+        # Only the first error of an outage is logged; then the breaker is open.
         if self._circuit.breaker.is_closed:
             self._complain(logging.ERROR, "Rate limit check failed: %s", str(error) or type(error).__name__)
         if isinstance(error, StoreError):
@@ -105,25 +103,25 @@ class Backends:
         return kind(_redact_redis_credentials(str(error) or type(error).__name__))
 
     async def _probe(self) -> None:
-        """Look whether Redis is back."""
+        """Check whether Redis is back."""
         client: Any = self._client
         try:
             async with asyncio.timeout(self._deadline):
                 await client.ping()
         except (RedisError, OSError) as error:
-            log(logging.DEBUG, "Rate limiting: Redis is still away: %s", error)
+            log(logging.DEBUG, "Rate limiting: Redis is still down: %s", error)
             raise StoreUnavailable(_redact_redis_credentials(str(error) or type(error).__name__)) from error
 
 
 class TokenBucketRateLimiter:
-    """Limits with buckets of one kind, one per key.
+    """A limiter with one bucket per key.
 
     Args:
-        capacity: The most tokens that a bucket holds.
+        capacity: The most tokens of a bucket.
         refill_rate: Tokens per second.
-        redis_client: Where buckets are kept; without, in this process.
-        use_atomic_redis: Whether each check is one script call; otherwise a transaction.
-        backends: What limiters share, instead of a client of this one's own.
+        redis_client: The Redis client; without it, buckets are in this process.
+        use_atomic_redis: Whether to use the script instead of the pipeline.
+        backends: Shared back ends, instead of `redis_client`.
     """
 
     def __init__(
@@ -139,23 +137,23 @@ class TokenBucketRateLimiter:
         self._backends = backends or Backends(redis_client, atomic=use_atomic_redis)
 
     async def take(self, key: str, cost: int = 1) -> Outcome:
-        """Take tokens from a key's bucket if there are enough, and return everything there is to say about it.
+        """Take tokens from the bucket of a key, if there are enough.
 
         Raises:
-            CostTooHigh: The cost is above the capacity, so no waiting would help.
-            ConfigError: It is not a whole number of at least 0.
+            CostTooHigh: The cost is above the capacity.
+            ConfigError: The cost is not a whole number of at least 0.
         """
         self.bucket.check_cost(cost)
         return await self._backends.take(self.bucket, key, cost)
 
     async def check_rate_limit(self, key: str, cost: int = 1) -> tuple[bool, int]:
-        """As `take`; return whether it was allowed, and the whole seconds to wait if it was not."""
+        """Like `take`, but return whether it was allowed and the whole seconds to wait."""
         outcome = await self.take(key, cost)
         return outcome.allowed, outcome.retry_after
 
 
 class _Name:
-    """What a server is called in messages."""
+    """The name of a server in messages."""
 
     def __init__(self, client: Redis | None) -> None:
         self._client = client

@@ -1,23 +1,22 @@
--- Takes tokens out of a bucket, if it holds enough of them. A refusal writes nothing.
+-- Take tokens from a bucket, if there are enough. A refusal writes nothing.
 --
--- KEYS  1  tokens left at the last admission
---       2  when that was, in seconds since the epoch
--- ARGV  1  capacity     the most tokens that it ever holds
+-- KEYS  1  remaining tokens at the last admission
+--       2  time of that admission, in seconds since the epoch
+-- ARGV  1  capacity     the most tokens
 --       2  refill_rate  tokens per second
 --       3  cost         tokens to take
 --       4  now          seconds since the epoch, with a fraction; to the nearest microsecond
---       5  ttl          seconds until the keys may go, at least as long as an empty bucket takes to fill
+--       5  ttl          seconds until the keys expire; at least the time to fill an empty bucket
 -- Reply 1  allowed           1 or 0
---       2  retry_after       whole seconds until the same call is admitted, rounded up; 0 if it was
---       3  remaining_tokens  as text with 17 digits, since Redis cuts the fraction off a number
+--       2  retry_after       whole seconds until the call would be admitted, rounded up; 0 if it was admitted
+--       3  remaining_tokens  as text with 17 digits, because Redis truncates numbers to integers
 --
--- Counting is in whole numbers: a token is 60,000,000 parts, so a rate of n tokens per minute refills n parts per
--- microsecond, and nothing drifts. Any other rate refills whole parts too, at most one less per admission than it should.
--- bucket.py is the same in Python, step by step.
+-- Counts are integers: a token is 60,000,000 parts, so a rate of n tokens per minute refills n parts per microsecond without
+-- drift. Other rates refill whole parts too, at most one part too few per admission. bucket.py has the same steps in Python.
 --
--- Time: a `now` within a minute of this server's clock, or after it, is the reading of some instance's clock. Those differ, and
--- the difference must not become tokens, so this server's own time is used instead. An older one is a trace that is played
--- again, and is taken as it is. Time that goes backwards refills nothing.
+-- Time: if `now` is less than a minute in the past, or in the future, this server's time is used instead, because the clocks of
+-- instances differ and the difference must not become tokens. An older `now` is used as it is, to replay a trace. Time that
+-- goes back refills nothing.
 
 local PARTS = 60000000
 local SECOND = 1000000
@@ -33,7 +32,7 @@ local cost = whole(tonumber(ARGV[3]) * PARTS)
 local now = whole(tonumber(ARGV[4]) * SECOND)
 local ttl = ARGV[5]
 
--- 5/60 has no exact double; 5 has. What doubles lose of any other rate, the slack makes good.
+-- 5/60 is not exact as a double, but 5 is. For rates that are not whole, the slack compensates rounding errors.
 local slack = 0.001
 if math.abs(per_us - whole(per_us)) <= 1e-9 * per_us then
   per_us = whole(per_us)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from headgate._concurrency import run_without_waiting
 from headgate._hit import PendingCall
-from headgate._holding import HoldBase, ObservedHoldBase
+from headgate._holding import NOT_ASYNC_WITH, HoldBase, ObservedHoldBase
 from headgate.clock import instant
 from headgate.costs import Cost
 from headgate.decision import Decision
@@ -150,6 +150,14 @@ class PendingHold(PendingCall):
     if TYPE_CHECKING:
 
         def __await__(self) -> Generator[Any, None, AsyncHold]: ...
+
+    else:
+
+        def __enter__(self) -> NoReturn:
+            self.close()
+            raise TypeError(NOT_ASYNC_WITH)
+
+        def __exit__(self, *exc: object) -> None: ...
 
     async def __aenter__(self) -> AsyncHold:
         self._hold = await self

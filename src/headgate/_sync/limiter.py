@@ -6,12 +6,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Never, ParamSpec, TypeVar, overload
 
-from headgate._concurrency import Event, check_plain_function
+from headgate._concurrency import (
+    Event,
+    check_plain_function,
+    check_undecorated,
+    qualified_name,
+)
 from headgate._fair_queue import PlaceWaiter
 from headgate._hit import HitMethods
-from headgate._limiting import LimiterBase
+from headgate._limiting import LimiterBase, raise_unknown_option
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate.clock import MICROSECONDS, Clock, time_limit, to_microseconds
@@ -23,15 +28,15 @@ from headgate.keys import Key
 from headgate.outage._sync.gate import ResilientGate
 from headgate.outage.binding import bind
 from headgate.outage.policies import OnOverload, OnStoreError
-from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for
-from headgate.rules import Rule
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for, check_quota_function
+from headgate.rules import Rule, scopes_of
 from headgate.stores.base import Gate, Operation, Store, check_deadline
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Limiter(HitMethods, LimiterBase[Store, Gate]):
+class Limiter(LimiterBase[Store, Gate], HitMethods):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -50,6 +55,8 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         quotas: A function from a call's key and tier to its quota, for quotas that live in a database. It returns a value
             for `quota=`, or `None` for the quota of the tier.
         quotas_for: Seconds for which its results are cached; 0 calls the function every time.
+        strict_tiers: Whether a tier that no rule has raises `ConfigError`. By default the call has the quotas without a
+            tier, and the first such call causes a warning.
 
     Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by unit, as
     in `{"tokens": 800}`; if it does not name `requests`, that is 1. Counting calls accept `now=`, the time of the decision
@@ -79,11 +86,18 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         hooks: Iterable[Hook] = (),
         quotas: QuotaFunction | None = None,
         quotas_for: float = 60.0,
+        strict_tiers: bool = False,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise_unknown_option(type(self).__name__, unknown)
         if deadline is not None:
             check_deadline(deadline)
+        if quotas is not None:
+            check_quota_function(quotas)
         check_kept_for("quotas_for=", quotas_for)
         self._prepare(rules, name, store, clock, "bind")
+        self._watch_tiers(strict_tiers, is_used_otherwise=quotas is not None)
         try:
             gate: Gate = Unlimited()
             if self.rules or self.store.has_rules:
@@ -319,48 +333,69 @@ class Limiter(HitMethods, LimiterBase[Store, Gate]):
         if self._ping is not None:
             self._ping()
 
+    @overload
+    def guard(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
     def guard(
         self,
-        key: Key | Callable[..., Key] | None = None,
+        function: Key | None = None,
+        /,
         cost: Cost | Callable[..., Cost] = 1,
         *,
+        key: Key | Callable[..., Key] | None = None,
         tier: str | Callable[..., str | None] | None = None,
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Return a decorator: the function is called only if the units are admitted.
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
-        Key, cost and tier are values, or functions of the call's arguments. A refused call raises `RateLimited`. Places in a
-        `concurrent` rule are held during the call.
+    def guard(
+        self,
+        function: Any = None,
+        /,
+        cost: Cost | Callable[..., Cost] = 1,
+        *,
+        key: Key | Callable[..., Key] | None = None,
+        tier: str | Callable[..., str | None] | None = None,
+    ) -> Any:
+        """Call the decorated function only if the units are admitted.
+
+        `@limiter.guard` counts all calls of the function together, under its name. `@limiter.guard("mail")` and
+        `@limiter.guard(key=function)` count by a key. Key, cost and tier are values, or functions of the call's arguments.
+        A refused call raises `RateLimited`. Places in a `concurrent` rule are held during the call.
         """
+        if callable(function):
+            check_undecorated(function)
+            return self._guarded(function, key, cost, tier)
+        own = key if function is None else function
+        return functools.partial(self._guarded, key=own, cost=cost, tier=tier)
 
-        def decorate(
-            function: Callable[P, R],
-        ) -> Callable[P, R]:
-            check_plain_function(function)
+    def _guarded(self, function: Callable[..., Any], key: Any, cost: Any, tier: Any) -> Callable[..., Any]:
+        check_plain_function(function)
+        name = None if key is not None or scopes_of(self.rules) else qualified_name(function)
 
-            @functools.wraps(function)
-            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                own = key(*args, **kwargs) if callable(key) else key
-                units = cost(*args, **kwargs) if callable(cost) else cost
-                level = tier(*args, **kwargs) if callable(tier) else tier
-                if not self.units.has_places:
-                    (self.hit(own, units, tier=level)).raise_if_denied()
-                    return function(*args, **kwargs)
-                hold = self.hold(own, units, tier=level)
-                hold.decision.raise_if_denied()
-                try:
-                    return function(*args, **kwargs)
-                finally:  # also after an exception: the cost counts, only places are freed
-                    hold.settle(hold.cost)
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            own = key(*args, **kwargs) if callable(key) else name if key is None else key
+            units = cost(*args, **kwargs) if callable(cost) else cost
+            level = tier(*args, **kwargs) if callable(tier) else tier
+            if not self.units.has_places:
+                (self.hit(own, units, tier=level)).raise_if_denied()
+                return function(*args, **kwargs)
+            hold = self.hold(own, units, tier=level)
+            hold.decision.raise_if_denied()
+            try:
+                return function(*args, **kwargs)
+            finally:  # also after an exception: the cost counts, only places are freed
+                hold.settle(hold.cost)
 
-            return guarded
-
-        return decorate
+        return guarded
 
     def in_memory(self, clock: Clock | None) -> Limiter:
         """Return a limiter with the same rules and no counts, in private memory, for tests."""
+        strict = self._has_strict_tiers
         if self.quotas is None:
-            return Limiter(*self.rules, clock=clock)
-        return Limiter(*self.rules, clock=clock, quotas=self.quotas.function, quotas_for=self.quotas.seconds)
+            return Limiter(*self.rules, clock=clock, strict_tiers=strict)
+        quotas, seconds = self.quotas.function, self.quotas.seconds
+        return Limiter(*self.rules, clock=clock, quotas=quotas, quotas_for=seconds, strict_tiers=strict)
 
     @property
     def current(self) -> Limiter:

@@ -27,7 +27,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
-from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.view_limits import DeclaredLimit, check_order, limits_around, watch
 from headgate.http.view_limits import exempt as exempt
@@ -50,7 +50,7 @@ def limit(
     name: str | None = None,
     store: AsyncStore | str | None = None,
     clock: Clock | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[ViewOptions],
 ) -> HandlerLimit:
     """Return a decorator that limits handlers; `install` takes it as a limit of the application.
 

@@ -31,7 +31,7 @@ from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
-from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.sync_async import Steps, run, run_async
 from headgate.http.view_limits import DeclaredLimit, class_of, in_force, limits_around
@@ -60,7 +60,7 @@ def limit(
     name: str | None = None,
     store: Store | AsyncStore | str | None = None,
     clock: Clock | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[ViewOptions],
 ) -> DjangoLimit:
     """Return a decorator that limits views; also used in `HEADGATE_LIMITS`.
 

@@ -22,7 +22,7 @@ routes with a limit. Refusals carry all fields in any case.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 from headgate import AsyncLimiter
@@ -32,6 +32,7 @@ from headgate._limiting import HeaderStyle
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
+from headgate.hooks import Hook
 from headgate.http.asgi import KINDS, RefusalResponse, answer_refusal
 from headgate.http.exchange import (
     EXCHANGE,
@@ -47,10 +48,11 @@ from headgate.http.exchange import (
 )
 from headgate.http.headers import Headers, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestOptions, RequestQuota, Tier
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, ViewOptions
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
 from headgate.http.view_limits import DeclaredLimit, in_force
+from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
 from headgate.stores import AsyncStore
 
@@ -107,6 +109,9 @@ def limit(
     name: str | None = None,
     store: AsyncStore | str | None = None,
     clock: Clock | None = None,
+    on_store_error: OnStoreError | None = None,
+    deadline: float | None = None,
+    hooks: Iterable[Hook] = (),
 ) -> Limit:
     """Return a dependency that limits its routes.
 
@@ -129,12 +134,24 @@ def limit(
         name: The limiter's name; on a shared store the default is the name of its only route, like `POST /login`.
         store: The store that counts; by default a separate memory store.
         clock: The clock to use.
+        on_store_error: The answer when the store is down; `"open"`, which admits, by default for network stores.
+        deadline: Seconds before a call to a network store is abandoned.
+        hooks: Hooks called on every decision.
 
     A function of the request may be a coroutine function. It can also be wrapped in `Depends(...)`, and then take any
     arguments that FastAPI provides.
     """
     injected = {"key": key, "cost": cost, "tier": tier, "quota": quota}
-    rest = RequestOptions(quota_for=quota_for, count=count, exempt=exempt, address=address, headers=headers)
+    rest = ViewOptions(
+        quota_for=quota_for,
+        count=count,
+        exempt=exempt,
+        address=address,
+        headers=headers,
+        on_store_error=on_store_error,
+        deadline=deadline,
+        hooks=hooks,
+    )
     return Limit(rules, default, name, store, clock, injected, rest)
 
 
@@ -159,7 +176,7 @@ class Limit(DeclaredLimit):
         store: AsyncStore | str | None,
         clock: Clock | None,
         parts: Mapping[str, Any],
-        options: RequestOptions,
+        options: ViewOptions,
     ) -> None:
         injected = {name: part for name, part in parts.items() if isinstance(part, Depends)}
         key, exempt, address = parts["key"], options["exempt"], options["address"] or by_address()

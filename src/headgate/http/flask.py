@@ -33,7 +33,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.view_limits import MARK, DeclaredLimit, check_order, limits_around, watch
 from headgate.http.view_limits import exempt as exempt
@@ -55,7 +55,7 @@ def limit(
     name: str | None = None,
     store: Store | str | None = None,
     clock: Clock | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[ViewOptions],
 ) -> ViewLimit:
     """Return a decorator that limits views and blueprints.
 
@@ -66,7 +66,7 @@ def limit(
         store: The store that counts; by default a separate memory store.
         clock: The clock to use.
         options: The options of `headgate.http.asgi.RateLimitMiddleware`, with functions of the request: `key`, `cost`,
-            `tier`, `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`.
+            `tier`, `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`, `on_store_error`, `deadline`, `hooks`.
     """
     seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
     made = ViewLimit(rules, default, name, store, clock, seen)

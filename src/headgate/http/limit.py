@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
@@ -22,10 +22,12 @@ from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
+from headgate.hooks import Hook
 from headgate.http.headers import Asked, Headers, Terms, Writer, headers_of
 from headgate.http.keys import KeyFunction, by_address, check_function, is_async, takes_scope
 from headgate.http.sync_async import Steps
 from headgate.keys import Key
+from headgate.outage.policies import OnStoreError
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, caller_of, check_kept_for, quotas_of
 from headgate.rules import Rule, scopes_of
@@ -63,6 +65,37 @@ class RequestOptions(LimitOptions, total=False):
     """The arguments of `RequestLimit`, except its limiter."""
 
     exempt: Callable[[Any], bool] | None
+
+
+class LimiterOptions(TypedDict, total=False):
+    """The arguments of the limiter that is created from rules, except its name, store and clock."""
+
+    on_store_error: OnStoreError | None
+    deadline: float | None
+    hooks: Iterable[Hook]
+
+
+class ViewOptions(RequestOptions, LimiterOptions, total=False):
+    """The options of `limit` in every framework."""
+
+
+class MiddlewareOptions(LimitOptions, LimiterOptions, total=False):
+    """The options of a middleware, except `exempt`."""
+
+
+_LIMITER_OPTIONS = ("on_store_error", "deadline", "hooks")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, LimiterOptions]:
+    """Return the options of the limit, and those of the limiter that is created for it."""
+    own = {name: value for name, value in options.items() if name not in _LIMITER_OPTIONS}
+    limiter = {name: options[name] for name in _LIMITER_OPTIONS if options.get(name) not in (None, ())}
+    return own, limiter  # type: ignore[return-value]  # the same names
+
+
+def has_already(options: Iterable[str]) -> str:
+    """Return the error message for options of a limiter beside a given limiter."""
+    return f"the limiter has its {listed(options)} already: pass {min(options)}= to the limiter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +249,9 @@ class RequestLimit(Generic[AnyLimiter]):
         cost, tier = self.cost, self.tier
         if type(cost) is not int and callable(cost):
             cost = cost(request)
-        if tier is not None and callable(tier):
-            tier = tier(request)
+        if tier is not None:
+            tier = tier(request) if callable(tier) else tier
+            self._check_tier(tier)
         return new_request("hit", key, cost, tier, None)
 
     async def awaited_question(self, request: Any) -> Request:
@@ -225,7 +259,13 @@ class RequestLimit(Generic[AnyLimiter]):
         key = await _value(self.key, request)
         if key is None:
             key = self.address(request).encode()
-        return Request("hit", key, await _value(self.cost, request), await _value(self.tier, request))
+        cost, tier = await _value(self.cost, request), await _value(self.tier, request)
+        self._check_tier(tier)
+        return Request("hit", key, cost, tier)
+
+    def _check_tier(self, tier: str | None) -> None:
+        if tier is not None:
+            self.version.limiter._check_tier(tier)
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()
@@ -242,8 +282,8 @@ def rule_of(limit: object, kind: type) -> str | Rule:
 
 
 def on_scope(
-    options: RequestOptions, scope_of: Callable[[Any], Any], peer_of: Callable[[Any], str | None]
-) -> RequestOptions:
+    options: ViewOptions, scope_of: Callable[[Any], Any], peer_of: Callable[[Any], str | None]
+) -> ViewOptions:
     """Return options whose functions take a framework's request; functions of a scope receive the request's scope.
 
     Args:
@@ -260,7 +300,7 @@ def on_scope(
         from_peer = getattr(part, "from_peer", None)
         return (lambda request: part(scope_of(request))) if from_peer is None else from_peer(peer_of)
 
-    given: RequestOptions = {**options, "address": seen(options.get("address") or by_address())}
+    given: ViewOptions = {**options, "address": seen(options.get("address") or by_address())}
     if "key" in given:
         given["key"] = seen(given["key"])
     return given
@@ -278,14 +318,16 @@ class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
         limiter: AnyLimiter | Rule | str,
         *,
         exempt: Collection[str] | Callable[[Any], bool] = (),
-        **options: Unpack[LimitOptions],
+        **options: Unpack[MiddlewareOptions],
     ) -> None:
         self.app = app
-        self.limit: RequestLimit[AnyLimiter] = RequestLimit(
-            limiter if isinstance(limiter, self.kind) else self.kind(rule_of(limiter, self.kind)),
-            exempt=exempt if callable(exempt) else by_path(exempt),
-            **options,
-        )
+        own, more = split_options(options)
+        if not isinstance(limiter, self.kind):
+            limiter = self.kind(rule_of(limiter, self.kind), **more)
+        elif more:
+            raise ConfigError(has_already(more))
+        own["exempt"] = exempt if callable(exempt) else by_path(exempt)
+        self.limit: RequestLimit[AnyLimiter] = RequestLimit(limiter, **own)
         if self.limit.awaits and self.kind is Limiter:
             raise ConfigError("coroutine functions are for the ASGI middleware")
 

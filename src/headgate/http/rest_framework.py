@@ -22,7 +22,7 @@ from headgate.clock import Clock
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.http.django import outer_exchange, scope_of
 from headgate.http.headers import put_fields
-from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import TOO_LARGE, UNAVAILABLE
 from headgate.http.view_limits import MARK, DeclaredLimit
 from headgate.http.wsgi import decide, is_preflight
@@ -40,7 +40,7 @@ def throttle(
     name: str | None = None,
     store: Store | str | None = None,
     clock: Clock | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[ViewOptions],
 ) -> type[HeadgateThrottle]:
     """Return a throttle class; all views that use it share one count.
 

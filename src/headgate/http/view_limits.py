@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from headgate import AsyncLimiter, Limiter, MemoryStore
 from headgate.clock import Clock
 from headgate.errors import ConfigError
-from headgate.http.limit import RequestLimit, RequestOptions, rule_of
+from headgate.http.limit import RequestLimit, ViewOptions, has_already, rule_of, split_options
 from headgate.rules import rules_from
 
 Marked = TypeVar("Marked")
@@ -32,7 +32,7 @@ class DeclaredLimit:
         name: The limiter's name.
         store: The store that counts.
         clock: The clock to use.
-        options: The other arguments of `RequestLimit`.
+        options: The other arguments of `RequestLimit` and of the limiter.
     """
 
     def __init__(
@@ -42,13 +42,16 @@ class DeclaredLimit:
         name: str | None,
         store: Any,
         clock: Clock | None,
-        options: RequestOptions,
+        options: ViewOptions,
     ) -> None:
         given = [rule for rule in rules if isinstance(rule, Limiter | AsyncLimiter)]
         if not rules or (given and len(rules) > 1):
             raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
         if given and (name, store, clock) != (None, None, None):
             raise ConfigError("the limiter has its name, store and clock already")
+        self._options, self._limiter_options = split_options(options)
+        if given and self._limiter_options:
+            raise ConfigError(has_already(self._limiter_options))
         self.default = default
         self._limiter = given[0] if given else None
         self._rules = () if given else rules_from(tuple(rule_of(rule, Limiter) for rule in rules))
@@ -57,7 +60,6 @@ class DeclaredLimit:
         # Sync and async views that share a limit count together.
         self._store = MemoryStore(clock=clock) if store is None else store
         self._clock = None if store is None else clock
-        self._options = options
         self._limits: dict[type, RequestLimit[Any]] = {}
 
     @property
@@ -87,7 +89,8 @@ class DeclaredLimit:
     def _made(self, kind: type) -> RequestLimit[Any]:
         limiter: Any = self._limiter
         if limiter is None:
-            limiter = kind(*self._rules, name=self.name or "private", store=self._store, clock=self._clock)
+            name, store, clock = self.name or "private", self._store, self._clock
+            limiter = kind(*self._rules, name=name, store=store, clock=clock, **self._limiter_options)
         elif not isinstance(limiter, kind):
             rule_of(limiter, kind)  # raises an error that names the expected type
         made = RequestLimit(limiter, **self._options)

@@ -15,7 +15,18 @@ from headgate.policy.model import LimiterPolicy
 from headgate.policy.shadows import ShadowCount, ShadowRule
 from headgate.stores.handle import StoreHandle
 
-_PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "_place_queue", "new_hold", "gate")
+_PREPARED = (
+    "_known_tiers",
+    "rules",
+    "units",
+    "store",
+    "health",
+    "_ping",
+    "_turn_of",
+    "_place_queue",
+    "new_hold",
+    "gate",
+)
 """Attributes taken from the current version. A call reads the gate once, so it sees one version."""
 
 

@@ -11,24 +11,30 @@ http://host:8080              a Headgate server, which has its own rules; https:
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from headgate.decision import UNLIMITED
 from headgate.errors import ConfigError
+from headgate.keys import storage_keys
 from headgate.stores.base import (
     LONGEST_NOTE,
+    RECORDED,
     Answer,
     AsyncGate,
     AsyncNotes,
     AsyncStore,
+    Births,
     Gate,
     Guarantees,
     Operation,
     Receipts,
     Store,
     check_deadline,
+    given_back,
+    plain_tiers,
 )
 from headgate.stores.counters import OVERFLOW
 from headgate.stores.handle import StoreHandle
@@ -40,11 +46,13 @@ from headgate.urls import check_credentials
 __all__ = [
     "LONGEST_NOTE",
     "OVERFLOW",
+    "RECORDED",
     "UNLIMITED",
     "Answer",
     "AsyncGate",
     "AsyncNotes",
     "AsyncStore",
+    "Births",
     "Gate",
     "Guarantees",
     "MemoryStore",
@@ -54,8 +62,11 @@ __all__ = [
     "SQLiteStore",
     "Store",
     "check_url",
+    "given_back",
     "open_async_store",
     "open_store",
+    "plain_tiers",
+    "storage_keys",
 ]
 
 _REMOTE = {
@@ -78,6 +89,9 @@ _REMOTE = {
 The modules are imported on demand, so this package depends on none of them. The client is outside of this package, because
 it creates limiters, which use stores.
 """
+
+_LOCAL = ("memory", "sqlite")
+_SCHEMES = (*_LOCAL, *_REMOTE)
 
 
 def open_store(url: str, *, deadline: float | None = None) -> Store:
@@ -153,10 +167,12 @@ def _scheme(url: str) -> str:
     if name in _REMOTE and rest.startswith("//"):
         check_credentials(url)
         return name
-    if name in {"memory", "sqlite"}:
+    if name in _LOCAL:
         return name
     # The URL is not shown, because it may contain a password.
     unknown = f"no store is known for {scheme!r}: " if colon and name not in _REMOTE else ""
+    if unknown and (similar := get_close_matches(name, _SCHEMES, 1)):
+        raise ConfigError(f"{unknown}write {similar[0]}://")
     raise ConfigError(
         f"{unknown}a store is a URL like 'memory://', 'sqlite:///limits.db', 'redis://localhost' or 'postgresql://host/db'"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,12 @@ from headgate.testing.postgres_server import PostgresServer
 from headgate_services.common import databases
 from headgate_services.common.databases import FAILURES, DatabaseDown, SqlDatabase, database_url
 from headgate_services.common.outages import Outages
-
-PATIENCE = 60
-"""Seconds after which a test gives up; what it waits for takes far less."""
+from tests.apps.processes import PATIENCE
 
 
 @pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """Provide a server that the test may stop."""
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture
-async def database(server: PostgresServer) -> AsyncIterator[SqlDatabase]:
-    database = SqlDatabase(database_url(server.url), timeout=0.5)
+async def database(own_postgres: PostgresServer) -> AsyncIterator[SqlDatabase]:
+    database = SqlDatabase(database_url(own_postgres.url), timeout=0.5)
     await until_back(database)
     yield database
     await database.aclose()
@@ -58,7 +49,7 @@ async def until_back(database: SqlDatabase) -> None:
 async def test_a_connection_waits_for_another_that_writes_to_a_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite does not, whatever the time-out: it refuses to switch the file to WAL at once."""
+    """SQLite itself refuses to switch the file to WAL, whatever timeout is set."""
     other = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
 
@@ -74,25 +65,25 @@ async def test_a_connection_waits_for_another_that_writes_to_a_new_file(
 
 
 async def test_a_database_that_is_gone_is_asked_by_probes_only(
-    database: SqlDatabase, server: PostgresServer
+    database: SqlDatabase, own_postgres: PostgresServer
 ) -> None:
-    server.kill()
+    own_postgres.kill()
     await until_down(database)
     connected = database.engine.pool.status()
     for _ in range(100):
         with pytest.raises(DatabaseDown):
             await database.ping()
     assert database.engine.pool.status() == connected
-    server.start()
+    own_postgres.start()
     await until_back(database)
 
 
 async def test_a_database_that_hangs_is_noticed_and_so_is_its_return(
-    database: SqlDatabase, server: PostgresServer
+    database: SqlDatabase, own_postgres: PostgresServer
 ) -> None:
-    server.pause()
+    own_postgres.pause()
     await until_down(database)
-    server.resume()
+    own_postgres.resume()
     await until_back(database)
 
 

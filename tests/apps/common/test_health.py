@@ -1,13 +1,10 @@
-"""Whether a service runs, and whether it can do its work."""
+"""Liveness and readiness of the services."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,22 +15,11 @@ from headgate.testing.servers import RedisServer
 from headgate_server import kept_result
 from headgate_services import mail, petitions, telegram, tiers
 from headgate_services.common.health import add_health
-from tests.apps.timeouts import PATIENCE
-
-
-@asynccontextmanager
-async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Run an application, and provide a client of it."""
-    transport = httpx.ASGITransport(app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://service.test") as client,
-    ):
-        yield client
+from tests.apps.processes import PATIENCE, client_of
 
 
 async def states(client: httpx.AsyncClient) -> tuple[int, dict[str, str]]:
-    """Return what a service says of its stores; that it is live must always be true."""
+    """Return the readiness of a service, which must always be live."""
     assert (await client.get("/livez")).json() == {"status": "ok"}
     answer = await client.get("/readyz")
     assert answer.json()["status"] == ("ok" if answer.status_code == 200 else "unavailable")
@@ -54,7 +40,7 @@ async def test_mail_is_ready_while_its_stores_answer(tmp_path: Path) -> None:
             assert await states(client) == (503, {"database": "unavailable", "rate_limit_store": "ok"})
             postgres.resume()
             async with asyncio.timeout(PATIENCE):
-                while (await states(client))[0] != 200:  # noqa: ASYNC110  # a probe may be under way
+                while (await states(client))[0] != 200:  # noqa: ASYNC110  # until a probe succeeds
                     await asyncio.sleep(0)
             redis.kill()
             assert await states(client) == (503, {"database": "ok", "rate_limit_store": "unavailable"})
@@ -69,7 +55,7 @@ async def test_tiers_are_ready_while_their_stores_answer(tmp_path: Path) -> None
             saju_rate_limits="anonymous=1 burst 1",
         )
         async with client_of(tiers.create_app(settings)) as client:
-            for _ in range(3):  # not limited, as nothing of an orchestrator's may be
+            for _ in range(3):  # not limited
                 assert await states(client) == (200, {"database": "ok", "redis": "ok"})
             redis.kill()
             assert await states(client) == (503, {"database": "ok", "redis": "unavailable"})
@@ -96,7 +82,6 @@ async def test_petitions_are_ready_while_the_database_answers() -> None:
 
 
 async def test_many_requests_ask_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may send them."""
     monkeypatch.setattr(kept_result, "KEPT_SECONDS", math.inf)
     asked: list[None] = []
 
@@ -122,14 +107,3 @@ async def test_a_store_that_never_answers_is_not_waited_for() -> None:
     add_health(app, {"slow": hang}, patience=0.01)
     async with client_of(app) as client:
         assert await states(client) == (503, {"slow": "unavailable"})
-
-
-@pytest.fixture(autouse=True)
-def _every_request_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_result, "KEPT_SECONDS", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DATABASE_URL", "HOST", "PORT", "LOG_LEVEL", "ENVIRONMENT"):
-        monkeypatch.delenv(name, raising=False)

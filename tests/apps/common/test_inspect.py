@@ -1,4 +1,4 @@
-"""`inspect` and `reset`: one caller of a service that runs, as an operator sees and helps them."""
+"""The commands `inspect`, `reset` and `purge` of the services."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from headgate_services.tiers import TokenBucketRateLimiter, setup_rate_limiting
 
 
 @pytest.fixture(autouse=True)
-def _only_these_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _in_a_new_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("DATABASE_URL", "HOST", "PORT", "LOG_LEVEL", "ENVIRONMENT"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command, which must succeed, and return what it prints."""
+    """Run a command, which must succeed, and return its output."""
     assert main(arguments) == 0
     return capsys.readouterr().out
 
@@ -69,6 +67,9 @@ def test_telegram(
     assert said(capsys, "telegram", "inspect", "42").startswith("user 42: 3 of 3 messages, 0 left; again in ")
     said(capsys, "telegram", "reset", "42")
     assert said(capsys, "telegram", "inspect", "42") == "user 42: 0 of 3 messages, 3 left\n"
+    asyncio.run(write(1))
+    assert said(capsys, "telegram", "purge") == "entries removed: 1\n"
+    assert said(capsys, "telegram", "purge") == "entries removed: 0\n"
 
 
 def test_tiers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

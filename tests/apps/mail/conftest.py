@@ -1,4 +1,4 @@
-"""What the tests of the mail service share: settings from nowhere but the test, and a real PostgreSQL."""
+"""Fixtures of the mail service."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from typing import Any
 import pytest
 
 from headgate.testing.postgres_server import new_database
-from headgate_services.mail import Settings
 from tests.apps.mail.support import Service, running
 
 Start = Callable[..., Awaitable[Service]]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in Settings.model_fields:
-        monkeypatch.delenv(field.upper(), raising=False)
-
-
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Return a function that starts a service in this process, with a fake clock; all are stopped in the end."""
+    """A function that starts a service in this process with a fake clock."""
     async with AsyncExitStack() as stack:
 
         async def start_service(**options: Any) -> Service:
@@ -36,6 +29,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 @pytest.fixture
 def postgres_url(headgate_postgres_server: str) -> Iterator[str]:
-    """Return the URL of an empty database."""
+    """The URL of an empty database."""
     with new_database(headgate_postgres_server) as url:
         yield url

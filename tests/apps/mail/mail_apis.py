@@ -1,4 +1,4 @@
-"""A stand-in for the four mail services: requests, answers, errors and rate limits, as their documentation has them."""
+"""A fake of the four mail services, with requests, responses and errors as in their documentation."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def mail_apis() -> Iterator[MailApis]:
             self.wfile.write(content)
 
         def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     apis.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,11 +1,9 @@
-"""Parts for the tests of the mail service: the service in this process or its own, providers and mail servers to command."""
+"""The mail service in this process, and fake providers and mail servers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,25 +16,25 @@ from fastapi import FastAPI
 
 from headgate.testing import FakeClock
 from headgate_services.mail import Settings, create_app
-from tests.apps.processes import ServiceProcess, launch_program, serving
+from tests.apps.processes import client_of
 
 CERTIFICATE = Path(__file__).with_name("certificate.pem")
 
 START = 1_700_000_040.0
-"""A full minute by the wall clock, so that tests can say where in a calendar minute they are."""
+"""The start of a calendar minute."""
 
 
 # --- Providers -------------------------------------------------------------------------------------------------------
 
 
 class FakeProvider:
-    """Takes every e-mail at once, unless told otherwise.
+    """Accepts every e-mail at once, unless configured otherwise.
 
     Attributes:
-        calls: What it was asked to send, each as the keyword arguments and `to`, `subject`, `body`.
+        calls: The arguments of each call.
         error: Raised by every call while it is set.
         answer: The id to return; by default a new one each time.
-        gate: Calls wait here; open by default.
+        gate: Calls wait for this event; set by default.
         called: Set by the first call.
     """
 
@@ -82,7 +80,7 @@ class Service:
         return {"inbox_id": self.inbox_id, "to": recipients, "subject": "Hello", "body": "Hi", **fields}
 
     async def send_many(self, count: int) -> list[int]:
-        """Send so many e-mails, one after the other, and return the status of each answer."""
+        """Send e-mails one after the other, and return their statuses."""
         return [(await self.send()).status_code for _ in range(count)]
 
     async def messages(self) -> dict[str, Any]:
@@ -95,7 +93,7 @@ class Service:
         return {window["name"]: window["count"] for window in usage["windows"]}
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """Return what a path answers; it must answer well."""
+        """Return the JSON of a successful GET request."""
         answer = await self.client.get(path, params=query)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
@@ -110,15 +108,11 @@ async def running(
     clock: FakeClock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Service]:
-    """Run the service with these settings, and the demo inbox to send from."""
+    """Run the service with these settings and an inbox to send from."""
     clock = clock or FakeClock(START)
     provider = provider or FakeProvider()
     app = create_app(Settings(**settings), clock=clock, provider=None if real_provider else provider)
-    transport = httpx.ASGITransport(app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://mail.test") as client,
-    ):
+    async with client_of(app) as client:
         service = Service(app, client, clock, provider)
         if key := settings.get("api_key"):
             client.headers["X-API-Key"] = key
@@ -130,42 +124,18 @@ async def running(
         yield service
 
 
-# --- The service in a process of its own -----------------------------------------------------------------------------
-
-
-def environment(**variables: object) -> dict[str, str]:
-    """Return this process's environment, with the settings of the service taken out and these put in."""
-    names = {name.upper() for name in Settings.model_fields}
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, **{name: str(value) for name, value in variables.items()}}
-
-
-async def launch(folder: Path, *arguments: str, **variables: object) -> Process:
-    """Start the service in a folder; its log can be read from `stderr`."""
-    return await launch_program(
-        "run", "mail", *arguments, folder=folder, environment=environment(**variables)
-    )
-
-
-@asynccontextmanager
-async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
-    """Run the service on a free port until the block ends."""
-    async with serving(await launch(folder, "--host", "127.0.0.1", "--port", "0", **variables)) as service:
-        yield service
-
-
 # --- Mail servers ----------------------------------------------------------------------------------------------------
 
 
 class MailServer:
-    """A real SMTP server, to command.
+    """A real SMTP server with configurable behaviour.
 
     Attributes:
-        received: What it has taken.
-        tries: How many e-mails it was given, those it did not take included.
-        refused: Recipients that it does not know.
-        gate: It keeps senders waiting here after their data; open by default.
-        drops: Whether it hangs up in the middle of the data.
+        received: The accepted e-mails.
+        tries: The number of e-mails it was given, including refused ones.
+        refused: Unknown recipients.
+        gate: Senders wait for this event after their data; set by default.
+        drops: Whether it closes the connection after the data.
     """
 
     def __init__(self) -> None:
@@ -196,7 +166,7 @@ class MailServer:
         return "250 OK"
 
     def text(self) -> str:
-        """Return the last e-mail as it came."""
+        """Return the source of the last e-mail."""
         content = self.received[-1].content
         assert isinstance(content, bytes)
         return content.decode()
@@ -206,7 +176,7 @@ class MailServer:
 async def mail_server(
     *, tls: bool = False, implicit_tls: bool = False, password: str = ""
 ) -> AsyncIterator[MailServer]:
-    """Run an SMTP server on a free port of this machine, for as long as the block."""
+    """Run an SMTP server on a free port during the block."""
     commanded = MailServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
@@ -241,7 +211,7 @@ async def mail_server(
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[int]:
-    """Run a server that takes connections and never says a word; return its port."""
+    """Run a server that accepts connections and never replies; provide its port."""
     ended = asyncio.Event()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -107,7 +107,7 @@ async def test_a_preflight_needs_no_key(start: Start) -> None:
     assert "POST" in answer.headers["access-control-allow-methods"]
 
 
-# --- Sending: what is refused, in which order
+# --- Sending: refusals and their order
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Slow and parallel sends cannot pass the limit together (NL-1, NL-3 overcome)."""
+"""Slow and parallel sends cannot pass the limit together (NL-1, NL-3)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import pytest
 
 from headgate_services.mail.providers import ProviderError
 from tests.apps.mail.conftest import Start
-from tests.apps.mail.support import Service, mail_server, service_process
+from tests.apps.mail.support import Service, mail_server
+from tests.apps.processes import service_process
 
 
 async def send_at_once(service: Service, count: int, *, admitted: int) -> Counter[int]:
-    """Send so many e-mails at once to a provider that answers only when nobody else is waiting for an answer.
-
-    All requests beyond the admitted ones must be answered while the provider still has the others.
-    """
+    """Send e-mails at once; all refusals must be answered before the provider replies to the admitted ones."""
     service.provider.gate.clear()
     before = len(service.provider.calls)
     sends = [asyncio.create_task(service.send()) for _ in range(count)]
@@ -30,7 +28,7 @@ async def send_at_once(service: Service, count: int, *, admitted: int) -> Counte
 
 
 async def all_answered_but(few: int, sends: list[asyncio.Task[httpx.Response]]) -> None:
-    """Wait until only so many have no answer; if more were admitted, that never happens."""
+    """Wait until at most `few` have no response; if more were admitted, that never happens."""
     pending = set(sends)
     async with asyncio.timeout(60):
         while len(pending) > few:
@@ -90,7 +88,7 @@ async def test_200_sends_at_once_to_two_processes_are_10_mails_on_the_wire(tmp_p
             "SMTP_USE_TLS": "false",
         }
         processes = [
-            await stack.enter_async_context(service_process(tmp_path, **variables)) for _ in range(2)
+            await stack.enter_async_context(service_process("mail", tmp_path, **variables)) for _ in range(2)
         ]
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(base_url=process.url, timeout=60))

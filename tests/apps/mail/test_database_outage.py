@@ -1,62 +1,44 @@
-"""A PostgreSQL that hangs: every request is answered, and what was sent is never said not to have been."""
+"""A PostgreSQL that hangs: every request is answered, and a sent e-mail is never reported as not sent."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate.testing.postgres_server import PostgresServer
+from tests.apps.conftest import Command
 from tests.apps.mail.conftest import Start
-from tests.apps.mail.support import launch
+from tests.apps.processes import PATIENCE, in_time
 
 pytestmark = pytest.mark.usefixtures("timeouts")
 
-PATIENCE = 60
-"""Seconds after which a test gives up; what it waits for takes far less."""
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """Provide a server that the test may stop."""
-    with PostgresServer() as server:
-        try:
-            yield server
-        finally:
-            server.resume()
-
-
-async def in_time(awaitable: Any) -> Any:
-    """Return what something returns, or fail if that takes for ever."""
-    return await asyncio.wait_for(awaitable, PATIENCE)
-
 
 async def test_a_database_that_hangs_is_a_503_and_nothing_is_sent(
-    start: Start, server: PostgresServer
+    start: Start, own_postgres: PostgresServer
 ) -> None:
-    service = await start(database_url=server.url, global_send_rate_limit_per_minute=2)
+    service = await start(database_url=own_postgres.url, global_send_rate_limit_per_minute=2)
     assert (await service.send("ann@example.com")).status_code == 201
-    server.pause()
+    own_postgres.pause()
     answers = await in_time(asyncio.gather(*(service.send("ann@example.com") for _ in range(20))))
     assert {(answer.status_code, answer.headers["retry-after"]) for answer in answers} == {(503, "1")}
     assert answers[0].json() == {"detail": "Database unavailable; nothing was sent or stored"}
     assert len(service.provider.calls) == 1
-    server.resume()
+    own_postgres.resume()
     async with asyncio.timeout(PATIENCE):
-        # A refusal does not wait for anything, and the probe needs its turn. Nothing was counted either.
-        while (await service.send("ann@example.com")).status_code != 201:  # noqa: ASYNC110
+        while (await service.send("ann@example.com")).status_code != 201:  # noqa: ASYNC110  # until a probe succeeds
             await asyncio.sleep(0)
 
 
-async def test_what_was_sent_but_not_recorded_is_not_a_503(start: Start, server: PostgresServer) -> None:
-    service = await start(database_url=server.url)
+async def test_what_was_sent_but_not_recorded_is_not_a_503(
+    start: Start, own_postgres: PostgresServer
+) -> None:
+    service = await start(database_url=own_postgres.url)
     send = service.provider.send_email
 
     async def hang(*arguments: Any, **options: Any) -> str | None:
-        server.pause()
+        own_postgres.pause()
         return await send(*arguments, **options)
 
     service.provider.send_email = hang  # type: ignore[method-assign]
@@ -65,8 +47,7 @@ async def test_what_was_sent_but_not_recorded_is_not_a_503(start: Start, server:
     assert answer.json() == {"detail": "The message was sent but could not be recorded; do not send it again"}
 
 
-async def test_a_database_that_hangs_ends_the_start(server: PostgresServer, tmp_path: Path) -> None:
-    server.pause()
-    process = await launch(tmp_path, "--port", "0", DATABASE_URL=server.url, DATABASE_TIMEOUT=1)
-    _, log = await in_time(process.communicate())
-    assert (process.returncode, log.decode().startswith("DATABASE_URL")) == (2, True)
+def test_a_database_that_hangs_stops_start_up(command: Command, own_postgres: PostgresServer) -> None:
+    own_postgres.pause()
+    code, output = command("run", "mail", DATABASE_URL=own_postgres.url)
+    assert (code, output.startswith("DATABASE_URL")) == (2, True)

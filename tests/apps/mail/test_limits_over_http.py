@@ -387,7 +387,7 @@ async def test_a_send_that_is_late_before_the_provider_is_asked_never_reaches_it
 
 
 async def _send_slowly(service: Service, number: int, *, seconds: float) -> None:
-    """Send e-mails at once, which the provider has so much later."""
+    """Send e-mails at once; the provider accepts them after `seconds`."""
     service.provider.gate.clear()
     sends = [asyncio.create_task(service.send()) for _ in range(number)]
     if seconds:
@@ -429,10 +429,10 @@ async def test_what_is_found_wrong_after_the_limit_gives_the_unit_back(
 async def test_a_send_counts_even_if_it_cannot_be_stored(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """surroundings 1.6, 7: the e-mail has gone, whatever the database says."""
+    """surroundings 1.6, 7: the e-mail was sent, even if the database fails."""
     service = await start(**{PER_MINUTE: 1})
 
-    async def fail(*args: object) -> None:
+    async def fail(*args: object, **columns: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr("headgate_services.mail.sending.add_message", fail)

@@ -1,4 +1,4 @@
-"""What is written to the log, each line held against one regular expression."""
+"""Log lines."""
 
 from __future__ import annotations
 

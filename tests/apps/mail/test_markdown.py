@@ -31,12 +31,6 @@ def test_markdown_becomes_html(text: str, html: str | None) -> None:
     assert to_html(text) == html
 
 
-def test_tables_become_tables() -> None:
-    html = to_html("| a | b |\n| - | - |\n| 1 | 2 |")
-    assert html is not None
-    assert "<table>" in html
-
-
 EXPENSIVE = {
     "too long": "a" * 200_001,
     "brackets": "[" * 200_000,

@@ -157,7 +157,7 @@ def test_a_store_that_cannot_be_opened_is_refused_at_once(store: str) -> None:
     limit=st.integers(1, 4),
 )
 async def test_no_minute_ever_holds_more_than_the_limit(steps: list[tuple[float, bool]], limit: int) -> None:
-    """NL-5 overcome: whatever the times, and whatever was given back."""
+    """NL-5: for any times and any releases."""
     clock = FakeClock()
     limiter = GlobalRateLimiter(limit, 0, clock=clock)
     sent: list[int] = []

@@ -1,10 +1,9 @@
-"""Who gets an e-mail besides `to`, and in which form."""
+"""Cc, Bcc and addresses with names."""
 
 from __future__ import annotations
 
 import pytest
 
-from headgate_services.mail import Settings
 from headgate_services.mail.domain_filter import bare_address, domain_of
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import mail_server
@@ -77,7 +76,3 @@ async def test_smtp_delivers_to_all_and_shows_no_hidden_recipient(start: Start) 
     assert "eve" not in server.text()
     assert "To: Ann <ann@example.com>" in server.text()
     assert "<p>Hi</p>" in server.text()
-
-
-def test_imap_smtp_is_a_name_for_smtp() -> None:
-    assert Settings(email_provider="imap-smtp").email_provider == "smtp"

@@ -45,9 +45,9 @@ async def tables(database: MailDatabase) -> set[str]:
 
 
 def shape(connection: Connection) -> dict[str, Any]:
-    """Return what the tables look like, as far as two databases can agree on it."""
+    """Return the comparable part of the schema."""
     looked = inspect(connection)
-    # SQLite has no types to speak of, and repeats those that it was told.
+    # SQLite reports the declared types unchanged.
     typed = connection.dialect.name != "sqlite"
     return {
         table: (

@@ -1,9 +1,8 @@
-"""What the tests of the petition service share: a real PostgreSQL, and services on it."""
+"""Fixtures of the petitions service: a real PostgreSQL, and services on it."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,20 +15,14 @@ from headgate_services.petitions.infrastructure.adapters.persistence import (
     PostgresRateLimitStore,
     migrate,
 )
-from tests.apps.petitions.support import Calendar, Service, is_setting, opened, running
+from tests.apps.petitions.support import Calendar, Service, opened, running
 
 Start = Callable[..., Awaitable[Service]]
 
 
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(filter(is_setting, os.environ)):
-        monkeypatch.delenv(name)
-
-
 @pytest.fixture(scope="session")
 def shared_url(headgate_postgres_server: str) -> Iterator[str]:
-    """Provide a migrated database that tests share; each is to submit as somebody of its own."""
+    """A migrated database that tests share; each test uses its own submitters."""
     with new_database(headgate_postgres_server) as url:
         asyncio.run(_migrate(url))
         yield url
@@ -37,27 +30,25 @@ def shared_url(headgate_postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def empty_url(headgate_postgres_server: str) -> Iterator[str]:
-    """Provide an empty database of the test's own."""
+    """An empty database."""
     with new_database(headgate_postgres_server) as url:
         yield url
 
 
 @pytest.fixture
 def calendar() -> Calendar:
-    """Provide a calendar to turn."""
     return Calendar()
 
 
 @pytest.fixture
 async def database(shared_url: str) -> AsyncIterator[Database]:
-    """Provide the shared database as the service sees it."""
     async with opened(shared_url) as database:
         yield database
 
 
 @pytest.fixture
 async def own_database(empty_url: str) -> AsyncIterator[Database]:
-    """Provide a migrated database of the test's own, whose global counter nobody else adds to."""
+    """A migrated database that no other test uses."""
     async with opened(empty_url) as database:
         await migrate(database)
         yield database
@@ -65,13 +56,12 @@ async def own_database(empty_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def store(database: Database, calendar: Calendar) -> PostgresRateLimitStore:
-    """Provide the counters of the shared database, in the calendar's time."""
     return PostgresRateLimitStore(database, now=calendar)
 
 
 @pytest.fixture
 async def start(shared_url: str, calendar: Calendar) -> AsyncIterator[Start]:
-    """Provide a function that starts a service in this process; all are stopped in the end."""
+    """A function that starts a service in this process."""
     async with AsyncExitStack() as stack:
 
         async def start_service(**options: Any) -> Service:

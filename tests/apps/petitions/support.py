@@ -1,9 +1,7 @@
-"""Parts for the tests of the petition service: a calendar to turn, the service in this process or its own."""
+"""The petitions service in this process, and a fake calendar."""
 
 from __future__ import annotations
 
-import os
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,14 +16,13 @@ from fastapi import FastAPI
 from headgate_services.petitions import PetitionsSettings, create_app
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
 from headgate_services.petitions.parts import Parts
-from tests.apps.processes import ServiceProcess, launch_program, serving
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"
 
 
 class Calendar:
-    """What time it is for the limit, in tests that let time pass."""
+    """A fake clock for the limit."""
 
     def __init__(self) -> None:
         self.at = datetime(2026, 3, 2, 10, 0, tzinfo=UTC)
@@ -62,7 +59,7 @@ class Service:
         return [(await self.submit(submitter)).status_code for _ in range(count)]
 
     async def metric(self, name: str, **labels: str) -> float | None:
-        """Return the sample of a series; `None` if there is none."""
+        """Return the value of a series, or None."""
         for line in (await self.client.get("/metrics")).text.splitlines():
             if line.startswith(f"{name}{{") and all(
                 f'{key}="{value}"' in line for key, value in labels.items()
@@ -80,13 +77,13 @@ class Service:
         )
 
     def petitions(self, submitter: UUID) -> int:
-        """Return how many petitions of a submitter are kept."""
+        """Return the number of stored petitions of a submitter."""
         return int(
             self.rows("SELECT count(*) FROM petition_submissions WHERE submitter_id = %s", submitter)[0][0]
         )
 
     def refusals(self, submitter: UUID) -> list[dict[str, Any]]:
-        """Return what the ledger says about a submitter's refusals."""
+        """Return the events of a submitter's refusals."""
         found = self.rows(
             "SELECT payload FROM ledger.governance_events WHERE event_type = 'petition.submission.rate_limited' "
             "AND actor_id = %s ORDER BY sequence",
@@ -143,34 +140,6 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Service]:
         yield Service(app, client, url, calendar)
 
 
-# --- The service in a process of its own -----------------------------------------------------------------------------
-
-
-def environment(**variables: object) -> dict[str, str]:
-    """Return this process's environment, with the settings of the service taken out and these put in."""
-    kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
-    return {**kept, **{name: str(value) for name, value in variables.items()}}
-
-
-def is_setting(name: str) -> bool:
-    """Tell whether the service reads a variable."""
-    return name.startswith("PETITION_") or name in (
-        *("DATABASE_URL", "TRUSTED_PROXIES", "SERVICE_NAME", "ENVIRONMENT", "HOST", "PORT", "LOG_LEVEL"),
-    )
-
-
-async def launch(*arguments: str, **variables: object) -> Process:
-    """Start the program; its log can be read from `stderr`."""
-    return await launch_program(*arguments, environment=environment(**variables), stdout=PIPE)
-
-
-@asynccontextmanager
-async def service_process(**variables: object) -> AsyncIterator[ServiceProcess]:
-    """Run the service on a free port until the block ends."""
-    async with serving(await launch("run", "petitions", "--port", "0", **variables)) as service:
-        yield service
-
-
 def someone() -> UUID:
-    """Return a submitter whom nobody has heard of."""
+    """Return the id of a new submitter."""
     return uuid4()

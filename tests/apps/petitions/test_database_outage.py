@@ -1,4 +1,4 @@
-"""A PostgreSQL that hangs, is gone, or does not confirm: everything ends in time, and nothing is kept behind a 503."""
+"""A PostgreSQL that hangs, is gone, or does not confirm: every request ends in time, and a 503 stores nothing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,12 @@ from structlog.testing import capture_logs
 from headgate.testing.postgres_server import PostgresServer, new_database
 from headgate_services.petitions.domain.errors import DatabaseUnavailableError
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
-from tests.apps.petitions.support import (
-    PATH,
-    Service,
-    launch,
-    petition,
-    rows,
-    running,
-    service_process,
-    someone,
-)
+from tests.apps.conftest import Command
+from tests.apps.petitions.support import PATH, Service, petition, rows, running, someone
+from tests.apps.processes import PATIENCE, in_time, service_process
 from tests.apps.timeouts import SHORT, Timeouts
 
 pytestmark = pytest.mark.usefixtures("timeouts")
-
-PATIENCE = 60
-"""Seconds after which a test gives up; what it waits for takes far less."""
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +47,10 @@ async def service(url: str) -> AsyncIterator[Service]:
         yield service
 
 
-async def in_time(awaitable: Any) -> Any:
-    """Return what something returns, or fail if that takes for ever."""
-    return await asyncio.wait_for(awaitable, PATIENCE)
-
-
 async def until_up(service: Service) -> None:
     """Return once the service has noticed that its database is back."""
     async with asyncio.timeout(PATIENCE):
-        # A refusal does not wait for anything, and the probe needs its turn.
-        while (await service.submit(someone())).status_code != 201:  # noqa: ASYNC110
+        while (await service.submit(someone())).status_code != 201:  # noqa: ASYNC110  # until a probe succeeds
             await asyncio.sleep(0)
 
 
@@ -178,7 +162,7 @@ async def test_service_resumes_by_itself_when_the_database_is_back(
 
 async def test_a_stop_ends_the_process_while_the_database_hangs(url: str, own_server: PostgresServer) -> None:
     async with (
-        service_process(DATABASE_URL=url, PETITION_DATABASE_TIMEOUT=3) as service,
+        service_process("petitions", DATABASE_URL=url, PETITION_DATABASE_TIMEOUT=3) as service,
         httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client,
     ):
         assert (await client.post(PATH, json=petition(someone()))).status_code == 201
@@ -191,8 +175,7 @@ async def test_a_stop_ends_the_process_while_the_database_hangs(url: str, own_se
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_database_that_hangs_ends_the_start(url: str, own_server: PostgresServer) -> None:
+def test_a_database_that_hangs_stops_start_up(command: Command, url: str, own_server: PostgresServer) -> None:
     own_server.pause()
-    process = await launch("run", "petitions", "--port", "0", DATABASE_URL=url, PETITION_DATABASE_TIMEOUT=1)
-    _, log = await in_time(process.communicate())
-    assert (process.returncode, "DATABASE_URL" in log.decode()) == (2, True)
+    code, output = command("run", "petitions", DATABASE_URL=url)
+    assert (code, "DATABASE_URL" in output) == (2, True)

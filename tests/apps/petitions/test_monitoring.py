@@ -64,7 +64,7 @@ async def test_the_gauge_follows_every_submission(start: Start) -> None:
 
 
 async def test_each_submission_is_counted_once_as_allowed_or_blocked(start: Start) -> None:
-    """Those that pass the check together are refused when they are counted."""
+    """Concurrent submissions pass the check together and are refused by the count."""
     service, submitter = await start(rate_limit=THREE), someone()
     answers = await asyncio.gather(*(service.submit(submitter) for _ in range(12)))
     assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 9
@@ -140,7 +140,7 @@ def test_what_remains_is_not_shown_longer_than_it_is_true(
     submitter, now = someone(), datetime.now(UTC)
     metrics.checked(submitter, RateLimitResult(True, 9, now + timedelta(seconds=60), 1, 10, checked_at=now))
     assert "petition_rate_limit_remaining{" in metrics.render().decode()
-    clock.advance(60)  # the oldest counter has left the window, so there may be more
+    clock.advance(60)  # the oldest counter leaves the window, so the value may be higher
     assert "petition_rate_limit_remaining{" not in metrics.render().decode()
     metrics.recorded(submitter, 8, 60)
     assert sample(metrics, "petition_rate_limit_remaining", str(submitter)) == 8
@@ -219,7 +219,7 @@ async def test_the_first_refusals_of_a_burst_are_written_before_their_answers() 
     assert isinstance(numbers.pop(7), asyncio.CancelledError)
     assert len(set(numbers)) == 10
     assert await merged >= 1
-    # What a process that is killed now leaves behind:
+    # The events that a killed process would leave:
     assert [event.payload["refusals"] for event in ledger.events] == [1] * 11
     assert [event.payload["trace_ids"] for event in ledger.events[:10]] == [[f"trace-{n}"] for n in range(10)]
     await witness.aclose()

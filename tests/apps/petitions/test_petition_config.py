@@ -1,4 +1,4 @@
-"""What operators set, and what keeps the service from starting."""
+"""Settings and start-up errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import pytest
 
-from headgate.testing.postgres_server import new_database
 from headgate_services.common.settings import SettingsError
 from headgate_services.petitions.config import (
     PetitionQueueConfig,
@@ -17,7 +16,7 @@ from headgate_services.petitions.config import (
     load_petition_config,
     load_settings,
 )
-from tests.apps.petitions.support import launch
+from tests.apps.conftest import Command
 
 TESTS = Path(__file__).parent
 
@@ -112,42 +111,38 @@ def test_where_the_embedded_database_is() -> None:
     assert load_settings({}).data_dir == PetitionsSettings().data_dir
 
 
-async def test_a_start_that_cannot_work_says_why() -> None:
-    process = await launch("run", "petitions", PETITION_RATE_LIMIT_PER_HOUR="none")
-    _, error = await process.communicate()
-    assert (process.returncode, error) == (2, b"PETITION_RATE_LIMIT_PER_HOUR: must be a whole number\n")
+NOWHERE = {"DATABASE_URL": "postgresql://127.0.0.1:1/none", "PETITION_DATABASE_TIMEOUT": 0.2}
 
 
-async def test_a_database_that_is_not_there_is_named() -> None:
-    variables = {"DATABASE_URL": "postgresql://127.0.0.1:1/none", "PETITION_DATABASE_TIMEOUT": 0.2}
-    process = await launch("run", "petitions", **variables, LOG_LEVEL="CRITICAL")
-    _, error = await process.communicate()
-    assert process.returncode == 2
-    assert error.decode().splitlines()[-1].startswith("DATABASE_URL: ")
+@pytest.mark.parametrize(
+    ("arguments", "variables", "code", "last_line"),
+    [
+        (
+            ("run",),
+            {"PETITION_RATE_LIMIT_PER_HOUR": "none"},
+            2,
+            "PETITION_RATE_LIMIT_PER_HOUR: must be a whole number",
+        ),
+        (("run",), NOWHERE, 2, "DATABASE_URL: the database cannot be reached"),
+        (("halt", " "), {}, 1, "headgate: a halt needs a reason, which clients get"),
+        (("cleanup",), NOWHERE, 1, "headgate: DATABASE_URL: the database cannot be reached"),
+    ],
+    ids=["setting", "database", "reason", "command"],
+)
+def test_errors_name_the_problem(
+    command: Command, arguments: tuple[str, ...], variables: dict[str, object], code: int, last_line: str
+) -> None:
+    words = ("run", "petitions") if arguments == ("run",) else ("petitions", *arguments)
+    result, output = command(*words, **variables)
+    assert (result, output.splitlines()[-1]) == (code, last_line)
 
 
-async def test_a_database_that_may_only_be_read_stops_start_up(headgate_postgres_server: str) -> None:
-    with new_database(headgate_postgres_server) as url:
-        await (
-            await launch("petitions", "cleanup", DATABASE_URL=url, LOG_LEVEL="CRITICAL")
-        ).communicate()  # makes the tables
-        read_only = f"{url}?options={quote('-c default_transaction_read_only=on')}"
-        process = await launch("run", "petitions", DATABASE_URL=read_only, LOG_LEVEL="CRITICAL")
-        _, error = await process.communicate()
-    assert process.returncode == 2
-    assert error.decode().startswith("DATABASE_URL: ")
-    assert "read-only" in error.decode()
-
-
-async def test_commands_say_what_is_wrong() -> None:
-    process = await launch("petitions", "halt", " ")
-    _, error = await process.communicate()
-    assert (process.returncode, error) == (1, b"headgate: a halt needs a reason, which clients get\n")
-    variables = {"DATABASE_URL": "postgresql://127.0.0.1:1/none", "PETITION_DATABASE_TIMEOUT": 0.2}
-    process = await launch("petitions", "cleanup", **variables)
-    _, error = await process.communicate()
-    assert process.returncode == 1
-    assert error.decode().splitlines()[-1] == "headgate: DATABASE_URL: the database cannot be reached"
+def test_a_read_only_database_stops_start_up(command: Command, empty_url: str) -> None:
+    assert command("petitions", "cleanup", DATABASE_URL=empty_url)[0] == 0  # creates the tables
+    read_only = f"{empty_url}?options={quote('-c default_transaction_read_only=on')}"
+    code, output = command("run", "petitions", DATABASE_URL=read_only)
+    last_line = output.splitlines()[-1]
+    assert (code, last_line.startswith("DATABASE_URL: "), "read-only" in last_line) == (2, True, True)
 
 
 @pytest.mark.requirement("A-85", "A-86")

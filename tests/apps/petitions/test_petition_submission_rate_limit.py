@@ -1,4 +1,4 @@
-"""The route: the order of refusals, what a refusal says, what is counted."""
+"""The route: order of refusals, problem bodies, counts."""
 
 from __future__ import annotations
 

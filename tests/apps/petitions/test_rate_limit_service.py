@@ -189,7 +189,7 @@ async def test_strict_no_span_as_long_as_the_window_holds_more_than_the_limit(
 def test_strictly_counted_any_window_holds_the_limit_and_every_wait_is_true(
     shared_url: str, gaps: list[int]
 ) -> None:
-    """Whatever the gaps in microseconds: at most 2 in any 3 minutes, and a refused one gets in when it was told to."""
+    """For any gaps in microseconds: at most 2 in any 3 minutes, and a retry at `reset_at` is admitted."""
 
     async def submit_all() -> list[datetime]:
         calendar, submitter, admitted = Calendar(), someone(), []
@@ -235,7 +235,7 @@ async def test_parallel_submissions_get_exactly_what_every_limit_admits(
 async def test_realm_and_global_limits_are_decided_together_with_the_submitters(
     database: Database, calendar: Calendar
 ) -> None:
-    # The global counter is everybody's: a day of its own.
+    # All tests share the global counter, so use a separate day.
     calendar.at = datetime(2026, 3, 3, 10, 0, tzinfo=UTC)
     store = PostgresRateLimitStore(database, now=calendar)
     service = RateLimitService(store, 10, realm_limit=2, global_limit=3)

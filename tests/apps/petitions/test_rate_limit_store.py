@@ -108,7 +108,7 @@ async def test_the_sum_is_read_from_an_index(empty_url: str) -> None:
     async with opened(empty_url) as database:
         await migrate(database)
     with psycopg.connect(empty_url) as connection:
-        # The last hour of 500 submitters: which index pays is decided by what is in the table.
+        # The last hour of 500 submitters, because the planner chooses the index by the contents of the table.
         connection.execute(f"""
             INSERT INTO {TABLE} (submitter_id, bucket_minute)
             SELECT submitter, date_trunc('minute', now()) - ago * interval '1 minute'

@@ -1,7 +1,7 @@
-"""A stand-in for Telegram: the methods of the Bot API that the bot calls, and the delivery of updates.
+"""A fake of Telegram with the methods of the Bot API that the bot calls.
 
 Shapes and texts follow https://core.telegram.org/bots/api; `test_bot_api.py` has python-telegram-bot, a client that was
-written for the real one, talk to it. Every token of the right form is a bot of its own, so tests do not disturb each other.
+written for the real one, talk to it. Every valid token is a separate bot, so tests do not disturb each other.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class BadRequest(Exception):
 
 @dataclass
 class Bot:
-    """What Telegram knows of one bot.
+    """The state of one bot.
 
     Attributes:
         calls: Method and arguments of every call, in order.
         failures: Answers to give first, by method; `None` for the usual one.
-        webhook: What was given to setWebhook.
-        updates: What waits to be fetched.
+        webhook: The arguments of setWebhook.
+        updates: Pending updates.
     """
 
     id: int
@@ -153,7 +153,7 @@ def delete_webhook(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_updates(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what waits, without waiting for more; an offset confirms everything before it."""
+    """Return pending updates at once; an offset confirms everything before it."""
     bot.updates = [update for update in bot.updates if update["update_id"] >= int(arguments.get("offset", 0))]
     return {"result": bot.updates}
 
@@ -193,7 +193,7 @@ class TelegramHtml(HTMLParser):
 
 
 def plain_text(html: str) -> str:
-    """Return what readers see of Telegram's HTML."""
+    """Return the visible text of Telegram's HTML."""
     parser = TelegramHtml()
     parser.feed(html)
     parser.close()

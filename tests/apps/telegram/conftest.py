@@ -1,4 +1,4 @@
-"""The bot, in front of a stand-in for Telegram and in the time of a fake clock."""
+"""The bot with a fake Telegram and a fake clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _bot_ids = count(1_000_001)
 
 
 class RecordingKV(MemoryKV):
-    """Remembers what was asked of it; a swap is a put that looks first."""
+    """Records its calls; a swap is recorded as a put."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
@@ -61,13 +61,13 @@ class RecordingKV(MemoryKV):
 
 @dataclass
 class Handler:
-    """Where messages go in the tests.
+    """A handler for tests.
 
     Attributes:
-        events: What has arrived, in order.
-        reply: What it answers.
-        error: What it raises instead, while it is set.
-        before: What it waits for first.
+        events: The received events, in order.
+        reply: The reply.
+        error: An exception to raise instead, or None.
+        before: Awaited first, if set.
         entered: Set when the first event arrives.
     """
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from headgate.stores.kv import SQLiteKV
+from headgate.stores.kv import KV, SQLiteKV
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.testing import FakeClock
 from headgate_services.telegram.seen import SeenUpdates
 from tests.apps.telegram.conftest import Handler, RecordingKV, Service
 from tests.apps.telegram.updates import text_update
-from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN, CloudflareServer
+from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN
 from tests.unit.kv.redis_server import with_own_prefix
 
 Start = Callable[..., Awaitable[Service]]
@@ -29,62 +31,54 @@ async def flood(services: list[Service], messages: int = 50) -> None:
     assert {response.status_code for response in responses} == {200}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-class TestOneFrontEnd:
-    """50 parallel messages, a maximum of 20: exactly 20 are dispatched."""
-
-    async def test_memory(self, algorithm: str, start: Start) -> None:
-        await self.check(await start(RATE_LIMIT_ALGORITHM=algorithm))
-
-    async def test_sqlite(self, algorithm: str, start: Start, tmp_path: Path, clock: FakeClock) -> None:
-        kv = SQLiteKV(tmp_path / "kv.db", clock=clock)
-        await self.check(await start(kv=kv, RATE_LIMIT_ALGORITHM=algorithm))
-        await kv.aclose()
-
-    async def test_redis(self, algorithm: str, start: Start, redis_server: str) -> None:
-        kv = RedisKV.from_url(with_own_prefix(redis_server))
-        await self.check(await start(kv=kv, RATE_LIMIT_ALGORITHM=algorithm))
-        await kv.aclose()
-
-    async def test_cloudflare(
-        self, algorithm: str, start: Start, cloudflare_at: tuple[CloudflareServer, str], clock: FakeClock
-    ) -> None:
-        """Reads a minute old and a write per second and key, as its documentation says."""
-        server, base = cloudflare_at
+@pytest.fixture
+async def open_kv(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock
+) -> AsyncIterator[Callable[[], KV]]:
+    """A function that opens the store of the parameter; each call is a separate process's view of it."""
+    if request.param == "redis":
+        url = with_own_prefix(request.getfixturevalue("redis_server"))
+    if request.param == "cloudflare":  # reads are up to a minute old, and a key takes one write per second
+        server, base = request.getfixturevalue("cloudflare_at")
         server.start_over(clock)
         server.lag = 60
         server.writes_per_second_are_limited = True
-        kv = CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=base, clock=clock)
-        await self.check(await start(kv=kv, RATE_LIMIT_ALGORITHM=algorithm))
-        await kv.aclose()
+    make: dict[str, Callable[[], Any]] = {
+        "memory": lambda: RecordingKV(clock),
+        "sqlite": lambda: SQLiteKV(tmp_path / "kv.db", clock=clock),
+        "redis": lambda: RedisKV.from_url(url),
+        "cloudflare": lambda: CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=base, clock=clock),
+    }
+    async with AsyncExitStack() as stack:
 
-    async def check(self, service: Service) -> None:
-        await flood([service])
-        assert len(service.handler.events) == 20
-        assert len(service.bot.sent()) == 30
+        def open_one() -> KV:
+            kv = make[request.param]()
+            stack.push_async_callback(kv.aclose)
+            return cast(KV, kv)
+
+        yield open_one
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-class TestTwoFrontEnds:
-    """Two processes share nothing but the store; one that can swap keeps them exact."""
+@pytest.mark.parametrize("open_kv", ["memory", "sqlite", "redis", "cloudflare"], indirect=True)
+async def test_50_parallel_messages_with_a_maximum_of_20_dispatch_exactly_20(
+    algorithm: str, start: Start, open_kv: Callable[[], KV]
+) -> None:
+    service = await start(kv=open_kv(), RATE_LIMIT_ALGORITHM=algorithm)
+    await flood([service])
+    assert len(service.handler.events) == 20
+    assert len(service.bot.sent()) == 30
 
-    async def test_sqlite(self, algorithm: str, start: Start, tmp_path: Path, clock: FakeClock) -> None:
-        stores = [SQLiteKV(tmp_path / "kv.db", clock=clock) for _ in range(2)]
-        await self.check(start, stores, algorithm)
 
-    async def test_redis(self, algorithm: str, start: Start, redis_server: str) -> None:
-        url = with_own_prefix(redis_server)
-        stores = [RedisKV.from_url(url) for _ in range(2)]
-        await self.check(start, stores, algorithm)
-
-    async def check(self, start: Start, stores: list[SQLiteKV] | list[RedisKV], algorithm: str) -> None:
-        handler = Handler()
-        await flood(
-            [await start(kv=kv, handler=handler, RATE_LIMIT_ALGORITHM=algorithm) for kv in stores], 60
-        )
-        for kv in stores:
-            await kv.aclose()
-        assert len(handler.events) == 20
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("open_kv", ["sqlite", "redis"], indirect=True)
+async def test_two_processes_on_a_store_with_swap_are_exact(
+    algorithm: str, start: Start, open_kv: Callable[[], KV]
+) -> None:
+    handler = Handler()
+    services = [await start(kv=open_kv(), handler=handler, RATE_LIMIT_ALGORITHM=algorithm) for _ in range(2)]
+    await flood(services, 60)
+    assert len(handler.events) == 20
 
 
 class TestRedelivery:

@@ -179,7 +179,7 @@ class TestEcho:
 
 
 class TestFunction:
-    """AGENT_HANDLER names a function of the operator's own."""
+    """AGENT_HANDLER names a Python function."""
 
     @pytest.fixture(autouse=True)
     def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ Start = Callable[..., Awaitable[Service]]
 
 
 class Collecting:
-    """Deals with updates by remembering them; fails as often as it is told to."""
+    """Stores the ids of updates, after a number of failures."""
 
     def __init__(self, failures: int = 0) -> None:
         self.seen: list[int] = []
@@ -46,7 +46,7 @@ def api(bot_api: tuple[BotApiServer, str], token: str, clock: FakeClock) -> BotA
 
 
 async def rounds(poller: UpdatePoller, count: int) -> None:
-    """Let a poller fetch so many times."""
+    """Fetch updates several times."""
     for _ in range(count):
         await poller._round()
 

@@ -55,7 +55,7 @@ async def test_while_the_store_is_down_memory_has_to_do(caplog: pytest.LogCaptur
     assert await is_new(seen, 1)
     await seen.add(1)
     assert not await is_new(seen, 1)
-    assert "remembered in memory only" in caplog.text
+    assert "stored in memory only" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ async def test_a_redis_that_hangs_is_waited_for_once(start: Start, caplog: pytes
         assert caplog.text.count("is unavailable; until it is back") == 2
         assert caplog.text.count("the limit of user 42 could not be checked") == 5
         assert caplog.text.count("could not be looked up") == 5
-        assert caplog.text.count("could not be looked up, and is taken for new: not asked") == 4
-        assert caplog.text.count("is remembered in memory only: not asked") == 5
+        assert caplog.text.count("could not be looked up and is treated as new: not asked") == 4
+        assert caplog.text.count("is stored in memory only: not asked") == 5
         server.resume()
         async with asyncio.timeout(30):
             while caplog.text.count("is back after") < 2:  # noqa: ASYNC110  # probes run in the background

@@ -1,21 +1,15 @@
-"""The service as a process of its own, as an operator runs it."""
+"""The service in a process, and its commands."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from headgate.testing.servers import RedisServer
 from headgate_server.cli import main
+from tests.apps.processes import service_process
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.conftest import SECRET
 from tests.apps.telegram.updates import text_update, topic_update
@@ -39,58 +33,28 @@ def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
     return bot_api[0].bot(token)
 
 
-@contextmanager
-def running(folder: Path, environment: dict[str, str]) -> Iterator[tuple[httpx.Client, Path]]:
-    """Run the service in a folder, and yield a client for it and its log."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    log = folder / "log.txt"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "headgate_server.cli", "run", "telegram"],
-            cwd=folder,
-            env=os.environ | environment | {"PORT": str(port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            output.write(line)
-            if "Uvicorn running" in line:
-                break
-        try:
-            headers = {"X-Telegram-Bot-Api-Secret-Token": SECRET}
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
-                yield client, log
-        finally:
-            process.terminate()
-            output.write(process.communicate()[0])
-
-
-def test_the_limit_outlives_a_restart(
+async def test_the_limit_outlives_a_restart(
     tmp_path: Path, environment: dict[str, str], bot: Bot, token: str
 ) -> None:
-    def send(client: httpx.Client, update: dict[str, Any]) -> None:
-        response = client.post("/telegram/webhook", json=update)
-        assert (response.status_code, response.json()) == (200, {"ok": True})
-
-    with running(tmp_path, environment) as (client, _):
-        assert client.get("/").text == "OK"
-        send(client, text_update(text="one"))
-        send(client, text_update(text="two"))
-    with running(tmp_path, environment) as (client, log):
-        for text in ("three", "four"):
-            send(client, topic_update(77, text=text))
-        assert (
-            client.post("/telegram/webhook", headers={"X-Telegram-Bot-Api-Secret-Token": "x"}).status_code
-            == 401
-        )
+    headers = {"X-Telegram-Bot-Api-Secret-Token": SECRET}
+    for updates in (
+        [text_update(text="one"), text_update(text="two")],
+        [topic_update(77, text="three"), topic_update(77, text="four")],
+    ):
+        async with (
+            service_process("telegram", tmp_path, **environment) as service,
+            httpx.AsyncClient(base_url=service.url) as client,
+        ):
+            assert (await client.get("/")).text == "OK"
+            assert (await client.post("/telegram/webhook", json={})).status_code == 401
+            for update in updates:
+                response = await client.post("/telegram/webhook", json=update, headers=headers)
+                assert (response.status_code, response.json()) == (200, {"ok": True})
     assert [sent["text"] for sent in bot.sent()] == ["one", "two", "three", REFUSAL]
-    said = log.read_text()
-    assert "user 42 has reached the message limit" in said
-    assert token.partition(":")[2] not in said
-    assert "Traceback" not in said
+    log = "".join(service.log)
+    assert "user 42 has reached the message limit" in log
+    assert token.partition(":")[2] not in log
+    assert "Traceback" not in log
 
 
 class TestCommands:
@@ -140,15 +104,6 @@ class TestCommands:
         assert main(["telegram", "set-webhook", "https://bot.example.org"]) == 1
         assert "Failed to resolve host" in capsys.readouterr().err
 
-    def test_purge_forgets_what_was_counted(
-        self, tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with running(tmp_path, environment) as (client, _):
-            client.post("/telegram/webhook", json=text_update())
-        assert main(["telegram", "purge"]) == 0
-        assert main(["telegram", "purge"]) == 0
-        assert capsys.readouterr().out == "entries removed: 1\nentries removed: 0\n"
-
     def test_a_missing_setting_is_an_error_in_words(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -176,5 +131,5 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
         monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:s3cret@127.0.0.1:{redis.port}")
         assert main(["run", "telegram"]) == 0
     assert main(["run", "telegram"]) == 0
-    assert "RATE_LIMIT_KV cannot be reached, and messages are let through until it can" in caplog.text
+    assert "RATE_LIMIT_KV cannot be reached; messages are not limited until it is back" in caplog.text
     assert len(started) == 2

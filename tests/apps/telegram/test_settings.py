@@ -1,4 +1,4 @@
-"""What the operator sets."""
+"""Settings of the bot."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_list_of_users(text: str, ids: set[str]) -> None:
 
 @pytest.mark.parametrize("text", ["abc,@bob", "42,@bob", "42 43", "-42", "٤٢"])
 def test_a_user_who_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"ALLOWED_USER_IDS: .* is no user id"):
+    with pytest.raises(ConfigError, match=r"ALLOWED_USER_IDS: .* is not a user id"):
         TelegramSettings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text})
 
 
@@ -109,7 +109,7 @@ def test_a_bot_that_nobody_may_use_says_so(
     make_settings: Callable[..., TelegramSettings], caplog: pytest.LogCaptureFixture
 ) -> None:
     create_app(make_settings(ALLOWED_USER_IDS="", RATE_LIMIT_KV="memory://"))
-    assert "no one may use the bot" in caplog.text
+    assert "nobody may use the bot" in caplog.text
 
 
 @pytest.mark.parametrize("missing", sorted(REQUIRED))

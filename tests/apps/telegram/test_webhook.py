@@ -1,4 +1,4 @@
-"""The webhook step by step, and what the requirements leave open (TX-1 to TX-10)."""
+"""The webhook, including the ambiguities TX-1 to TX-10 of the requirements."""
 
 from __future__ import annotations
 
@@ -307,9 +307,9 @@ class TestTooManyReplies:
         service.handler.reply = "Hello"
         too_many(service, 3)
         await service.send(text_update(), text_update())
-        assert "no answer could be sent" not in caplog.text
+        assert "the reply to chat 42 could not be sent" not in caplog.text
         await service.send(text_update())
-        assert "no answer could be sent" in caplog.text
+        assert "the reply to chat 42 could not be sent" in caplog.text
 
     async def test_a_bot_that_stops_gives_delayed_replies_up(
         self, token: str, bot_api: tuple[BotApiServer, str], caplog: pytest.LogCaptureFixture
@@ -369,7 +369,7 @@ class TestFailingStore:
         assert errors[0].exc_info is not None
 
     async def test_a_store_that_hangs_is_waited_for_once(self, start: Start, clock: FakeClock) -> None:
-        """Not once per message: those that were waiting for their turn are let through with the first."""
+        """Messages that wait for the same user are admitted together with the first."""
         time_out = asyncio.Event()
 
         class HangingKV(RecordingKV):
@@ -397,7 +397,7 @@ class TestFailingStore:
 
 
 class TestFailingDispatch:
-    """TX-10: what was not dispatched is not counted, and Telegram delivers it again."""
+    """TX-10: a message that was not dispatched is not counted, and Telegram delivers it again."""
 
     async def test_the_answer_is_500_and_the_unit_is_given_back(
         self, service: Service, kv: RecordingKV, caplog: pytest.LogCaptureFixture
@@ -441,7 +441,6 @@ class TestSlidingWindow:
     async def test_a_fixed_window_lets_twice_the_limit_pass_at_its_edge(
         self, start: Start, clock: FakeClock
     ) -> None:
-        """What the strict mode is for."""
         service = await start(RATE_LIMIT_MAX="5")
         clock.advance(3599)
         await service.send(*(text_update() for _ in range(6)))

@@ -32,12 +32,12 @@ def forum() -> dict[str, Any]:
 
 
 def update(**content: Any) -> dict[str, Any]:
-    """Return an update with an id of its own."""
+    """Return an update with a new id."""
     return {"update_id": next(_update_ids)} | content
 
 
 def message(user_id: int = USER, text: str | None = "Hello", **more: Any) -> dict[str, Any]:
-    """Return what a private message looks like, with or instead of some of its fields."""
+    """Return a private message with some fields replaced."""
     sent = {"message_id": 1365, "from": sender(user_id), "chat": private_chat(user_id), "date": DATE}
     return sent | ({} if text is None else {"text": text}) | more
 

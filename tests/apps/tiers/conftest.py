@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import redis
 from redis.asyncio import Redis
 
 from headgate.testing.servers import RedisServer
-from headgate_services.tiers import TiersSettings, setup_rate_limiting
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in TiersSettings.model_fields:
-        monkeypatch.delenv(field.upper(), raising=False)
+from headgate_services.tiers import setup_rate_limiting
 
 
 @pytest.fixture(scope="session", params=["redis", "valkey"])
 def any_url(request: pytest.FixtureRequest) -> str:
-    """A server of either kind that all tests share; each is to count under a name of its own."""
+    """A server of either kind that all tests share; each test uses its own keys."""
     found: str = request.getfixturevalue(f"headgate_{request.param}_url")
     return found
 
@@ -34,31 +29,35 @@ def key() -> str:
 
 @pytest.fixture
 def plain(any_url: str) -> Iterator[redis.Redis]:
-    """A plain client, to look behind the scenes."""
+    """A plain client, to read the state."""
     with redis.Redis.from_url(any_url, decode_responses=True) as client:
+        yield client
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Redis]:
+    """Provide a client like the service's, with a long time limit."""
+    client = setup_rate_limiting(url, timeout=30)
+    assert client is not None
+    async with client:
         yield client
 
 
 @pytest.fixture
 async def client(any_url: str) -> AsyncIterator[Redis]:
-    """A client as the service has one; patient, since the machine may be busy."""
-    client = setup_rate_limiting(any_url, timeout=30)
-    assert client is not None
-    async with client:
+    async with connected(any_url) as client:
         yield client
 
 
 @pytest.fixture
 async def other_client(any_url: str) -> AsyncIterator[Redis]:
     """The client of a second instance."""
-    client = setup_rate_limiting(any_url, timeout=30)
-    assert client is not None
-    async with client:
+    async with connected(any_url) as client:
         yield client
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server of the test's own, which it may kill."""
+    """A server that the test may kill."""
     with RedisServer() as server:
         yield server

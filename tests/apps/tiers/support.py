@@ -1,14 +1,11 @@
-"""Parts for the tests of the tiers service: an application behind the middleware, the service in a process of its own."""
+"""An application behind the middleware."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from headgate.testing import FakeClock
-from headgate_services.tiers import RateLimitMiddleware, TiersSettings
-from tests.apps.processes import ServiceProcess, launch_program, serving
+from headgate_services.tiers import RateLimitMiddleware
 
 
 async def _ok(request: Request) -> Response:
@@ -37,13 +33,13 @@ async def _raises(request: Request) -> Response:
 
 
 def application() -> Starlette:
-    """Return an application that knows nothing of limits."""
+    """Return an application without limits."""
     routes = [Route(path, _ok) for path in ("/", "/health", "/metrics", "/ok", "/health/deep")]
     return Starlette(routes=[*routes, Route("/fails", _fails), Route("/raises", _raises)])
 
 
 class Signature:
-    """Authentication, of a kind: whoever says `X-User: ada/pro` is ada, of tier pro. It stands around the limiter."""
+    """Authentication for tests: `X-User: ada/pro` is the user ada with the tier pro."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -66,21 +62,20 @@ class Limited:
     address: str = field(default_factory=lambda: ".".join(["10", *(str(n) for n in secrets.token_bytes(3))]))
 
     async def get(self, path: str = "/ok", user: str = "", **headers: str) -> httpx.Response:
-        """Make a request, signed if a user is given, from an address that no other test has."""
+        """Send a request, as a user if given, from an address that no other test has."""
         if user:
             headers["X-User"] = user
-        # What the application raises goes on to the server; clients see the response that came before.
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False, client=(self.address, 1234))
         async with httpx.AsyncClient(transport=transport, base_url="http://tiers.test") as client:
             return await client.get(path, headers=headers)
 
     async def statuses(self, count: int, path: str = "/ok", user: str = "") -> list[int]:
-        """Make requests one after the other, and return the status of each answer."""
+        """Send requests one after the other, and return their statuses."""
         return [(await self.get(path, user)).status_code for _ in range(count)]
 
 
 def limited(client: Redis | None, *, atomic: bool = False, **options: Any) -> Limited:
-    """Return an application behind a middleware with these options, on a clock that stands still."""
+    """Return an application behind a middleware with these options and a fake clock."""
     clock = options.setdefault("clock", FakeClock())
     middleware = RateLimitMiddleware(
         application(), redis_client=client, use_atomic_redis=atomic, deadline=30, **options
@@ -92,27 +87,7 @@ Make = Callable[..., Limited]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask a server again and again until it answers as wanted; background tasks have their turn in between."""
+    """Check a condition until it is true, while background tasks run."""
     async with asyncio.timeout(30):
         while not await condition():  # noqa: ASYNC110  # it happens in another process
             await asyncio.sleep(0)
-
-
-# --- The service in a process of its own -----------------------------------------------------------------------------
-
-
-def environment(**variables: object) -> dict[str, str]:
-    """Return this process's environment, with the settings of the service taken out and these put in."""
-    names = {name.upper() for name in TiersSettings.model_fields}
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    return {**kept, **{name: str(value) for name, value in variables.items()}}
-
-
-@asynccontextmanager
-async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
-    """Run the service on a free port until the block ends."""
-    process = await launch_program(
-        "run", "tiers", "--port", "0", folder=folder, environment=environment(**variables)
-    )
-    async with serving(process) as service:
-        yield service

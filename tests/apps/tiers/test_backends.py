@@ -188,14 +188,14 @@ async def test_races_are_not_lost_for_ever(
 def _write_in_between(
     monkeypatch: pytest.MonkeyPatch, plain: redis.Redis, key: str, balances: Iterator[str]
 ) -> None:
-    decide = backends_module._decide
+    exchange = backends_module._exchange
 
-    async def ask_late(connection: Any, commands: Any) -> Any:
+    async def write_first(connection: Any, commands: Any) -> Any:
         if commands[0][0] == "MULTI" and (balance := next(balances, None)) is not None:
             plain.set(f"ratelimit:{key}:tokens", balance)
-        return await decide(connection, commands)
+        return await exchange(connection, commands)
 
-    monkeypatch.setattr(backends_module, "_decide", ask_late)
+    monkeypatch.setattr(backends_module, "_exchange", write_first)
 
 
 @both_modes
@@ -239,7 +239,7 @@ def restricted(plain: redis.Redis) -> Iterator[str]:
 
 
 def allow(plain: redis.Redis, name: str, *rules: str) -> None:
-    """Change what a user of the server may do."""
+    """Change the rights of a user of the server."""
     plain.execute_command("ACL", "SETUSER", name, *rules)
 
 
@@ -336,7 +336,7 @@ async def test_a_key_that_is_not_ours_is_limited_locally_and_spoils_nothing_else
         outcomes = [await instance.take(SLOW, bad, 1) for _ in range(6)]
         assert [outcome.allowed for outcome in outcomes] == [True] * 5 + [False]
         assert {outcome.backend for outcome in outcomes} == {"memory"}
-    assert "Rate limit check failed: what is kept under ratelimit:" in caplog.text
+    assert "Rate limit check failed: the value of ratelimit:" in caplog.text
     assert (await instance.take(SLOW, f"{key}3", 1)).backend == ("atomic" if atomic else "pipeline")
 
 

@@ -20,6 +20,7 @@ from headgate_server.cli import main
 from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.keys import KeyTable
+from tests.apps.processes import client_of
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -92,7 +93,7 @@ def test_keys_from_the_command_line(
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("hg_")
     assert main(["tiers", "keys", "create", "bob", "--tier", "mystery"]) == 0
-    assert "No limit is set for tier 'mystery': that of anonymous applies." in capsys.readouterr().err
+    assert "Tier 'mystery' has no limit; the limit of anonymous applies." in capsys.readouterr().err
     assert main(["tiers", "keys", "list"]) == 0
     header, ada, bob = capsys.readouterr().out.splitlines()
     assert header.split() == ["KEY", "USER", "TIER", "CREATED", "REVOKED"]
@@ -125,10 +126,7 @@ async def service(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, KeyT
     )
     app = create_app(settings, clock=FakeClock())
     keys = KeyTable(settings.database)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiers.test") as client,
-    ):
+    async with client_of(app) as client:
         yield client, keys
     await keys.aclose()
 

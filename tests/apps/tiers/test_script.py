@@ -24,7 +24,7 @@ PAST = 1_700_000_000_000_000
 
 
 class Reply(NamedTuple):
-    """What the script returns."""
+    """The reply of the script."""
 
     allowed: int
     retry_after: int
@@ -254,7 +254,7 @@ def test_the_script_and_its_python_side_agree_bit_for_bit_at_any_rate(
 def test_at_any_rate_waiting_retry_after_is_enough_and_a_second_less_is_not(
     any_url: str, rate: float, capacity: int, taken_at: int
 ) -> None:
-    """Also at rates that are no whole number per minute: they lose at most a part of a token per admission."""
+    """Also at rates that are not whole per minute, which lose at most one part of a token per admission."""
     bucket, hand = Bucket(capacity, rate), Hand(any_url)
     now = PAST + taken_at
     assert hand.at(bucket, capacity, now).allowed == 1

@@ -11,9 +11,10 @@ import pytest
 
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer
-from headgate_services.tiers import TiersSettings, create_app, load_test, main
+from headgate_services.tiers import TiersSettings, create_app, load_test
 from headgate_services.tiers.load_test import Run, _load_checks
-from tests.apps.tiers.support import service_process
+from tests.apps.conftest import Command
+from tests.apps.processes import client_of, service_process
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,10 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 async def test_s32_refusals_and_what_is_left_can_be_watched(tmp_path: Path) -> None:
     settings = TiersSettings(saju_enable_rate_limiting=True, database_url=f"sqlite:///{tmp_path / 'keys.db'}")
     app = create_app(settings, clock=FakeClock())
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiers.test") as client,
-    ):
+    async with client_of(app) as client:
         assert [(await client.get("/v1/whoami")).status_code for _ in range(7)] == [200] * 5 + [429] * 2
         answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
@@ -47,10 +45,7 @@ async def test_without_the_switch_nothing_is_limited(
 ) -> None:
     app = create_app(TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}"))
     assert "Rate limiting is off" in caplog.text
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiers.test") as client,
-    ):
+    async with client_of(app) as client:
         answers = [await client.get("/v1/whoami") for _ in range(9)]
     assert {answer.status_code for answer in answers} == {200}
     assert answers[0].json()["limit"] is None
@@ -72,41 +67,26 @@ async def test_without_the_switch_nothing_is_limited(
         ("LOG_LEVEL", "loud"),
     ],
 )
-def test_a_wrong_setting_stops_start_up_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    variable: str,
-    value: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SAJU_ENABLE_RATE_LIMITING", "true")
-    monkeypatch.setenv(variable, value)
-    assert main() == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"{variable}: ")
-    assert "hunter2" not in said
+def test_a_wrong_setting_stops_start_up_by_name(command: Command, variable: str, value: str) -> None:
+    code, output = command("run", "tiers", **{"SAJU_ENABLE_RATE_LIMITING": "true", variable: value})
+    assert (code, output.startswith(f"{variable}: "), "hunter2" in output) == (2, True, False)
 
 
 def test_a_redis_that_refuses_stops_start_up_and_one_that_is_down_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    command: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headgate_services.common.starting.serve", lambda *args, **options: 0)
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
-    monkeypatch.setenv("SAJU_ENABLE_RATE_LIMITING", "true")
+
+    def start(password: str) -> tuple[int, str]:
+        url = f"redis://:{password}@127.0.0.1:{redis.port}"
+        return command("run", "tiers", SAJU_ENABLE_RATE_LIMITING="true", SAJU_REDIS_URL=url)
+
     with RedisServer(options=("--requirepass", "s3cret")) as redis:
-        monkeypatch.setenv("SAJU_REDIS_URL", f"redis://:s3cret@127.0.0.1:{redis.port}")
-        assert main() == 0
-        monkeypatch.setenv("SAJU_REDIS_URL", f"redis://:hunter2@127.0.0.1:{redis.port}")
-        assert main() == 2
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1].startswith("SAJU_REDIS_URL: ")
-    assert "hunter2" not in said
-    assert main() == 0
+        assert start("s3cret")[0] == 0
+        code, output = start("hunter2")
+        assert (code, "hunter2" in output) == (2, False)
+        assert output.splitlines()[-1].startswith("SAJU_REDIS_URL: ")
+    assert start("hunter2")[0] == 0
     assert "Redis cannot be reached" in caplog.text
 
 
@@ -119,7 +99,7 @@ async def test_forwarded_addresses_are_believed_only_from_named_proxies(tmp_path
             "SAJU_TRUSTED_PROXIES": proxies,
         }
         async with (
-            service_process(tmp_path, **variables) as service,
+            service_process("tiers", tmp_path, **variables) as service,
             httpx.AsyncClient(base_url=service.url) as client,
         ):
             answers = [

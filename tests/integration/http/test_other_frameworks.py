@@ -276,7 +276,7 @@ async def test_quart() -> None:
         return "home"
 
     @app.get("/report")
-    @reports.guard(lambda: request.remote_addr)
+    @reports.guard(key=lambda: request.remote_addr)
     async def report() -> str:
         return "report"
 

@@ -41,7 +41,7 @@ def test_replay_prints_a_report(
     write_policy(POLICY)
     assert main(["replay", str(log)]) == 0
     out, err = capsys.readouterr()
-    assert "Would have refused 14 of 20 requests (70.0 %), of 3 of 3 keys." in out
+    assert "Would have refused 14 of 20 requests (70.0 %), from 3 of 3 keys." in out
     assert "GET /a/:id" in out
     assert err == ""
 
@@ -123,7 +123,7 @@ def test_a_recording_is_replayed_by_its_limiter(
         (
             ["access.log", "--key", "{clinet}"],
             1,
-            "there is no field 'clinet' in this log (combined); it has client",
+            "unknown field 'clinet' in this log (combined); use one of client",
         ),
         (["access.log", "--scope", "user={user}"], 2, "no rule counts by it; the scopes are: none"),
         (["access.log", "--compare", "scoped.toml"], 2, "cannot be compared"),
@@ -204,7 +204,7 @@ def test_suggest_prints_lines_for_a_policy_file(here: Path, capsys: pytest.Captu
 def test_suggest_without_valid_lines_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "log.csv").write_text("time,client\nx,y\n", encoding="utf-8")
     assert main(["suggest", "log.csv"]) == 1
-    assert "none of the 2 lines could be replayed; 1: a time that cannot be read" in capsys.readouterr().err
+    assert "none of the 2 lines could be replayed; 1: invalid time" in capsys.readouterr().err
 
 
 def test_progress_is_shown_on_a_terminal_and_cleared(

@@ -1,4 +1,4 @@
-"""Replay decides as live does, to the last figure, in memory bounded by the keys that are live at a time."""
+"""Replay makes the same decisions as live limiters, in memory for the live keys only."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_shadow_rules_refuse_nothing_and_are_counted() -> None:
     assert limiter.shadow_counts()["s"]._asdict() == {"asked": 5, "refused": 3, "failed": 0, "admitted": 0}
 
 
-def test_memory_holds_the_keys_that_are_live_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ten keys a second, each live for a second and a bucket; expired ones are dropped as new ones come.
+def test_memory_holds_only_live_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten keys per second, each live for a second and a bucket; expired keys are dropped.
     monkeypatch.setattr("headgate_server.replay.simulation.MAX_KEYS", 100)
     limiter = ReplayedLimiter(policy('rules = ["5/second"]'))
     for number in range(20_000):
@@ -64,6 +64,6 @@ def test_requests_that_find_memory_full_are_counted(monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_what_a_limiter_counts_by(text: str, scopes: tuple[str, ...], keyed: bool) -> None:
+def test_scopes_of_a_limiter(text: str, scopes: tuple[str, ...], keyed: bool) -> None:
     assert scopes_of(policy(text)) == scopes
     assert needs_key(policy(text)) is keyed

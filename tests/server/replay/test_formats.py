@@ -1,4 +1,4 @@
-"""Every log format, from lines as the servers write them."""
+"""Log formats, with real lines of servers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def at(log_format: LogFormat, line: str) -> int:
         (PLAIN, "json", 1_646_861_401_524_102),
     ],
 )
-def test_formats_are_told_apart_and_have_the_common_fields(line: str, name: str, time: int) -> None:
+def test_formats_are_detected_and_have_the_common_fields(line: str, name: str, time: int) -> None:
     log_format = detected(line)
     assert log_format.name == name
     assert at(log_format, line) == time
@@ -134,7 +134,7 @@ def test_formats_are_told_apart_and_have_the_common_fields(line: str, name: str,
         assert field(log_format, line, "agent")
 
 
-def test_the_common_format_and_what_traefik_adds_to_it_are_combined_too() -> None:
+def test_common_lines_and_those_of_traefik_are_combined() -> None:
     common = '203.0.113.7 - - [10/Oct/2000:13:55:36 -0700] "GET / HTTP/1.0" 200 -'
     traefik = f'{common} "-" "-" 17 "web@docker" "http://10.0.0.4:80" 3ms'
     for line in (common, traefik):
@@ -145,7 +145,7 @@ def test_the_common_format_and_what_traefik_adds_to_it_are_combined_too() -> Non
         assert field(log_format, line, "agent") is None
 
 
-def test_a_user_name_may_have_spaces_and_a_request_may_be_garbage() -> None:
+def test_user_names_with_spaces_and_invalid_requests() -> None:
     line = '203.0.113.7 - frank n. stein [10/Oct/2000:13:55:36 -0700] "\\x16\\x03\\x01" 400 157 "-" "-"'
     log_format = detected(line)
     assert field(log_format, line, "user") == "frank n. stein"
@@ -153,7 +153,7 @@ def test_a_user_name_may_have_spaces_and_a_request_may_be_garbage() -> None:
     assert field(log_format, line, "path") is None
 
 
-def test_fields_keep_the_names_that_the_log_gives_them() -> None:
+def test_fields_have_their_names_in_the_log() -> None:
     caddy, traefik = detected(CADDY), detected(TRAEFIK)
     assert field(caddy, CADDY, "request.headers.X-Api-Key") == "k1"
     assert field(caddy, CADDY, "request.remote_ip") == "127.0.0.1"
@@ -218,7 +218,7 @@ def test_csv_with_a_header_and_with_columns_given() -> None:
     assert at(named, "1714564800, 1.2.3.4") == 1_714_564_800_000_000
 
 
-def test_what_headgate_has_recorded() -> None:
+def test_recordings_of_headgate() -> None:
     line = record_line(5, "api", "hit", "alice", 2, "pro", True)
     log_format = detected(line)
     assert log_format.name == "headgate"
@@ -228,21 +228,21 @@ def test_what_headgate_has_recorded() -> None:
 @pytest.mark.parametrize(
     ("wanted", "line", "reason"),
     [
-        ("combined", "what is this", "not a line of the format combined"),
+        ("combined", "what is this", "does not match the format combined"),
         ("json", "{", "not JSON"),
-        ("json", "[1]", "JSON, but no object"),
+        ("json", "[1]", "not a JSON object"),
         ("json", '{"a": 1} x', "not JSON"),
         ("json", "[" * 100_000, "not JSON"),
         ("json", '{"a": ' + "9" * 5_000 + "}", "not JSON"),
         ("csv:a,b,time", "1,2", "not 3 columns"),
         ("csv:a,b,time", '"1,2,3', "not CSV"),
         ("csv:a,time", "x" * 200_000 + ",2", "not CSV"),
-        ("headgate", "{}", "not a line that Headgate has recorded"),
+        ("headgate", "{}", "not recorded by Headgate"),
         ("headgate", "x", "not JSON"),
-        (NGINX_OWN, "x", "not a line of the format of your own"),
+        (NGINX_OWN, "x", "does not match the format custom"),
     ],
 )
-def test_bad_lines_have_a_reason(wanted: str, line: str, reason: str) -> None:
+def test_invalid_lines_have_a_reason(wanted: str, line: str, reason: str) -> None:
     with pytest.raises(BadLine) as raised:
         choose_format(wanted, [], "log", None)[0].read(line)
     assert raised.value.reason == reason
@@ -251,57 +251,59 @@ def test_bad_lines_have_a_reason(wanted: str, line: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "lines", "problem"),
     [
-        ("combine", [], "there is no format 'combine'; there is combined"),
+        ("combine", [], "unknown format 'combine'; use combined"),
         (
             "auto",
             ["what is this"],
-            "log: its first lines do not show its format; it begins with 'what is",
+            "log: the format was not detected; it begins with 'what is",
         ),
         ("auto", [], "it is empty"),
-        ("$remote_addr$status", [], "nothing stands between remote_addr and status"),
+        ("$remote_addr$status", [], "a separator between remote_addr and status"),
         ("cost: $", [], "has no fields"),
-        ("%{%d/%b}t %h", [], "cannot be read; use %t"),
-        ("csv:a,a", [], "names its columns, each once"),
-        ("csv", [], "names its columns, each once"),
+        ("%{%d/%b}t %h", [], "is not supported; use %t"),
+        ("csv:a,a", [], "must have a different name for each column"),
+        ("csv", [], "must have a different name for each column"),
     ],
 )
-def test_what_is_wrong_with_a_format_is_said(wanted: str, lines: list[str], problem: str) -> None:
+def test_an_invalid_format_is_an_error(wanted: str, lines: list[str], problem: str) -> None:
     with pytest.raises(ReplayError) as raised:
         choose_format(wanted, lines, "log", None)
     assert problem in str(raised.value)
 
 
-def test_unknown_fields_are_said_with_those_that_there_are() -> None:
-    with pytest.raises(ReplayError, match=r"no field 'clinet' in this log \(combined\); it has client, user"):
+def test_the_error_for_an_unknown_field_lists_the_fields() -> None:
+    with pytest.raises(
+        ReplayError, match=r"unknown field 'clinet' in this log \(combined\); use one of client, user"
+    ):
         detected(COMBINED).getter("clinet")
-    with pytest.raises(ReplayError, match=r"no time: name the field with --time.* There is a, b"):
+    with pytest.raises(ReplayError, match=r"no time; set its field with --time.* The fields are a, b"):
         choose_format("csv:a,b", [], "log", None)[0].time()
-    with pytest.raises(ReplayError, match="no field 'client' in this log"):
+    with pytest.raises(ReplayError, match="unknown field 'client' in this log"):
         choose_format("csv:a,time", [], "log", None)[0].getter("client")
     with pytest.raises(ReplayError, match="the format has no time"):
         choose_format("$remote_addr $status", [], "log", None)[0].time()
 
 
-def test_a_broken_first_line_does_not_hide_the_format() -> None:
+def test_the_format_is_detected_after_an_incomplete_line() -> None:
     assert choose_format("auto", ['{"ts": 1, "req', CADDY], "log", None)[0].name == "json"
     assert choose_format("auto", ["garbage", COMBINED], "log", None)[0].name == "combined"
 
 
 @pytest.mark.parametrize("wanted", ["auto", "csv"])
 @pytest.mark.parametrize("first_line", ["a,b\rc,d", "x" * 200_000 + ",y"])
-def test_a_first_line_that_is_no_header_says_what_to_write(wanted: str, first_line: str) -> None:
+def test_an_invalid_header_is_an_error(wanted: str, first_line: str) -> None:
     with pytest.raises(ReplayError, match="--format"):
         choose_format(wanted, [first_line], "log", None)
 
 
 @given(st.text(), st.sampled_from(["auto", "csv"]))
-def test_any_first_line_gives_a_format_or_says_what_to_write(first_line: str, wanted: str) -> None:
+def test_any_first_line_is_accepted_or_an_error(first_line: str, wanted: str) -> None:
     with suppress(ReplayError):
         choose_format(wanted, [first_line], "log", None)
 
 
 @given(st.text(), st.sampled_from(["combined", "json", "csv:a,b,time", "headgate", NGINX_OWN, APACHE_OWN]))
-def test_no_line_is_more_than_a_bad_line(line: str, wanted: str) -> None:
+def test_any_line_is_accepted_or_invalid(line: str, wanted: str) -> None:
     log_format, _ = choose_format(wanted, [], "log", None)
     with suppress(BadLine):
         assert log_format.read(line)

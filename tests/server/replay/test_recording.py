@@ -1,4 +1,4 @@
-"""What was recorded is replayed with the decisions that it had."""
+"""Recordings, and their replay with the same decisions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_recorded_trace_replays_with_exactly_the_live_decisions(
                 try:
                     live.append(limiters["api"].hit(key, cost, tier=tier))
                 except CostTooHigh:
-                    continue  # it was no decision, and is not recorded
+                    continue  # not a decision, so it is not recorded
                 limiters["api"].check(key)
         recorder.close()
         replayed = ReplayedLimiter(policy.limiters["api"])
@@ -55,7 +55,7 @@ def test_a_recorded_trace_replays_with_exactly_the_live_decisions(
         assert [not request.was_refused for request in requests] == [bool(decision) for decision in live]
 
 
-def test_lines_say_what_was_asked_and_decided(tmp_path: Path) -> None:
+def test_lines_contain_the_call_and_its_decision(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     recorder = DecisionRecorder(file, clock=FakeClock(5))
     limiter = Limiter("1/minute", name="api", store="memory://", hooks=[recorder])
@@ -84,7 +84,7 @@ def test_lines_say_what_was_asked_and_decided(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_hashed_keys_are_linked_to_each_other_and_to_nobody(tmp_path: Path) -> None:
+def test_hashed_keys(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     allowed = Limiter("1/minute").hit("x")
     # Two processes that share a file share its salt.
@@ -105,7 +105,9 @@ def test_hashed_keys_are_linked_to_each_other_and_to_nobody(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.jsonl", "trace.jsonl.salt"]
 
 
-def test_recording_is_bounded_also_over_restarts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_size_of_a_recording_is_bounded_across_restarts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "trace.jsonl"
     for _ in range(3):
         recorder = DecisionRecorder(file, max_bytes=20_000)
@@ -117,13 +119,13 @@ def test_recording_is_bounded_also_over_restarts(tmp_path: Path, caplog: pytest.
     assert "are no longer recorded" in caplog.text
 
 
-def test_a_full_disk_ends_recording_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_recording_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter("5/minute", name="login", hooks=[DecisionRecorder("/dev/full")])
     assert [bool(limiter.hit("alice")) for _ in range(6)] == [True] * 5 + [False]
     [message] = caplog.messages
     assert message.startswith("decisions are no longer recorded to /dev/full: [Errno 28] ")
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="decisions cannot be recorded"):
         DecisionRecorder(tmp_path / "no" / "such" / "folder")

@@ -1,4 +1,4 @@
-"""Proposals from traffic whose smallest limits are known."""
+"""Proposals from traffic with known smallest limits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_limit_is_the_smallest() -> None:
             assert fewer == 0 or refused(requests, f"{limit}/{name} burst {fewer}") > allowed
 
 
-def test_one_caller_too_many_is_cut_off_where_the_share_allows() -> None:
+def test_the_share_allows_refusals_of_one_heavy_caller() -> None:
     requests = log(steady(30, 4, 20) + [(number * 0.9, "greedy") for number in range(60)])
     strict, lenient = suggested(requests, 0.0), suggested(requests, 0.02)
     assert refused(requests, strict["rule"]) == 0
@@ -111,25 +111,25 @@ def test_the_text_is_a_policy_file_with_its_evidence() -> None:
         (steady(25, 6, 20), 0.001, "the log covers only 19 min"),
         (steady(3, 60, 20), 0.01, "there are only 3 keys"),
         (steady(20, 2, 10), 0.01, "there are only 400 requests"),
-        (steady(25, 6, 40), 0.001, "0.10 % of 6,000 requests are 6, too few to tell"),
+        (steady(25, 6, 40), 0.001, "0.10 % of 6,000 requests are 6, too few for"),
     ],
 )
-def test_thin_data_is_said_plainly(uses: list[tuple[float, str]], share: float, words: str) -> None:
+def test_thin_data_is_reported(uses: list[tuple[float, str]], share: float, words: str) -> None:
     report = suggested(log(uses), share)
     text = suggestion_text(report)
     assert "THIN DATA" in text
     assert words in text
 
 
-def test_too_little_to_say_anything() -> None:
-    with pytest.raises(ReplayError, match="the log covers 2 s, too little to propose anything"):
+def test_a_log_that_is_too_short_is_an_error() -> None:
+    with pytest.raises(ReplayError, match="the log covers 2 s, which is too short for a proposal"):
         suggested(log([(0, "a"), (2, "a")]), 0.001)
     assert suggested([], 0.001) == {"requests": 0}
 
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 200), st.sampled_from("ab")), min_size=1, max_size=40))
-def test_a_peak_is_the_smallest_limit_that_refuses_a_key_nothing(uses: list[tuple[int, str]]) -> None:
+def test_a_peak_is_the_smallest_limit_without_refusals(uses: list[tuple[int, str]]) -> None:
     requests = log([(float(time), key) for time, key in uses])
     found = profile(requests, lambda doing: None)
     for key in {key for _, key in uses}:

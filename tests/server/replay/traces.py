@@ -1,4 +1,4 @@
-"""Random traffic, policies to decide it by, and the decisions of a live limiter."""
+"""Random traffic, policies, and the decisions of a live limiter."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def requests(
 
 
 def live_decisions(limiter: LimiterPolicy, store: Store, trace: list[LoggedRequest]) -> list[Decision | None]:
-    """Return what a live limiter on a store answers to the same requests at the same times."""
+    """Return the decisions of a live limiter on a store, with the same requests and times."""
     gate = Version(limiter, store, None, None, Hooks(()), None).gate
     answers: list[Decision | None] = []
     for request in trace:

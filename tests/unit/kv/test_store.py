@@ -371,6 +371,7 @@ class TestUse:
     def test_a_store_that_says_nothing_is_not_exact(self) -> None:
         assert not KVStore(PlainKV()).guarantees.exact
         assert KVStore(MemoryKV()).guarantees.exact
+        assert not KVStore(MemoryKV()).guarantees.all_or_nothing, "a limiter on it has one rule"
 
     def test_it_serves_one_event_loop_after_the_other(self, clock: FakeClock) -> None:
         limiter = limiter_on(MemoryKV(clock=clock), fixed_window("25/hour"), clock)

@@ -1,4 +1,4 @@
-"""Providers, by the name that `EMAIL_PROVIDER` gives them."""
+"""E-mail providers, by their name in `EMAIL_PROVIDER`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMPLICIT_TLS_PORT = 465
 
 
 def build_provider(settings: Settings, database: MailDatabase, clock: Clock) -> EmailProvider | None:
-    """Return the configured provider; `None` if it lacks the credentials to send.
+    """Return the configured provider; `None` if credentials are missing.
 
     Raises:
         SettingsError: `SMTP_CA_FILE` cannot be read.
@@ -73,5 +73,5 @@ def _account(settings: Settings) -> Account:
 def _tls_context(settings: Settings) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=settings.smtp_ca_file or None)
-    except OSError as error:  # also what ssl raises for a file without certificates
+    except OSError as error:  # ssl.SSLError too, for a file without certificates
         raise SettingsError(f"SMTP_CA_FILE: {error}") from error

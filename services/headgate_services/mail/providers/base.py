@@ -1,4 +1,4 @@
-"""What a provider is: a service that accepts an e-mail for delivery."""
+"""The interface of e-mail providers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headgate_services.mail.domain_filter import bare_address
 
 
 class ProviderError(Exception):
-    """The provider did not take the e-mail; the message says why and may be shown to the caller."""
+    """The provider did not accept the e-mail. The message has the reason and may be shown to the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingAttachment:
-    """A file to go with an e-mail.
+    """An attachment of an e-mail.
 
     Attributes:
         disposition: `attachment` or `inline`.
-        content_id: What the text refers to it by, without angle brackets.
+        content_id: The Content-ID, without angle brackets.
     """
 
     filename: str
@@ -30,9 +30,9 @@ class OutgoingAttachment:
 
 
 class MailOptions(TypedDict, total=False):
-    """What an e-mail has besides recipients, subject and text; what is not set is left out.
+    """Optional parts of an e-mail, besides recipients, subject and text.
 
-    `message_id`, `in_reply_to` and `references` are in angle brackets, as they stand in the header.
+    `message_id`, `in_reply_to` and `references` include the angle brackets.
     """
 
     from_address: Required[str]
@@ -48,22 +48,19 @@ class MailOptions(TypedDict, total=False):
 
 
 def all_recipients(to: Sequence[str], options: MailOptions) -> list[str]:
-    """Return the address of each recipient once, without names."""
+    """Return the addresses of all recipients, each once and without names."""
     everyone = [*to, *(options.get("cc") or ()), *(options.get("bcc") or ())]
     return list(dict.fromkeys(map(bare_address, everyone)))
 
 
 class EmailProvider(Protocol):
-    """Sends e-mail."""
+    """A service that accepts e-mail for delivery."""
 
     @property
     def name(self) -> str:
-        """What `EMAIL_PROVIDER` calls it."""
+        """The name in `EMAIL_PROVIDER`."""
 
     async def send_email(
         self, to: Sequence[str], subject: str, body: str, **options: Unpack[MailOptions]
     ) -> str | None:
-        """Hand one e-mail over, and return the provider's id for it, if it gave one.
-
-        Returning means that it was accepted; everything raised means that it was not.
-        """
+        """Send one e-mail, and return the provider's id for it, if any. Any exception means that it was not accepted."""

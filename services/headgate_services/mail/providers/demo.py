@@ -1,4 +1,4 @@
-"""A provider that delivers nothing: every e-mail goes to an outbox that the API shows."""
+"""A provider that delivers nothing: e-mails are stored in an outbox that the API returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate_services.mail.storage.times import utc
 
 @dataclass(frozen=True, slots=True)
 class DemoProvider:
-    """Keeps every e-mail in the database, so that all workers show one outbox."""
+    """Stores every e-mail in the database, so that all workers have the same outbox."""
 
     database: MailDatabase
     clock: Clock
@@ -25,7 +25,7 @@ class DemoProvider:
     async def send_email(
         self, to: Sequence[str], subject: str, body: str, **options: Unpack[MailOptions]
     ) -> str | None:
-        """Put one e-mail into the outbox, and return a made-up id."""
+        """Store one e-mail in the outbox, and return a generated id."""
         entry = DemoOutboxEntry(
             id=f"demo-{uuid4()}",
             sent_at=utc(self.clock),

@@ -1,7 +1,7 @@
-"""Sending through the HTTP API of a mail service: Mailgun, SendGrid, Resend or Amazon SES.
+"""Sending through the HTTP API of Mailgun, SendGrid, Resend or Amazon SES.
 
-Each service is a row of `APIS`: its address, a function that makes a request of an e-mail, and one that finds the id in the
-answer. Nothing is sent again by itself: what the service refuses, its rate limit included, is reported to the caller.
+Each service is an entry of `APIS`: its address, a function that builds the request, and a function that reads the id from
+the response. There are no retries: a refusal of the service, including its rate limit, is reported to the caller.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a service knows us by; each uses the fields that it needs.
+    """Credentials for a service; each service uses some of the fields.
 
     Attributes:
-        key: The API key; of SES, the secret access key.
-        key_id: Of SES, the access key id.
-        session_token: Of SES, that of temporary credentials.
-        domain: Of Mailgun, the sending domain.
-        region: Of SES, the region.
+        key: The API key; for SES, the secret access key.
+        key_id: For SES, the access key id.
+        session_token: For SES, the session token of temporary credentials.
+        domain: For Mailgun, the sending domain.
+        region: For SES, the region.
     """
 
     key: str = field(repr=False)
@@ -63,15 +63,15 @@ class Mail(NamedTuple):
 
     @property
     def attachments(self) -> Sequence[OutgoingAttachment]:
-        """The files that go with it."""
+        """The attachments."""
         return self.options.get("attachments") or ()
 
     def mime(self) -> bytes:
-        """Return it as it goes over the wire; raises `ValueError` if a header cannot be written."""
+        """Return the e-mail in MIME format; raises `ValueError` if a header is invalid."""
         return build_message(*self).as_bytes(policy=SMTP)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that place it in a conversation, and those that the caller gave."""
+        """Return the threading headers and the extra headers."""
         found = {
             "Message-ID": self.options.get("message_id"),
             "In-Reply-To": self.options.get("in_reply_to"),
@@ -85,10 +85,10 @@ class Api(NamedTuple):
     """A mail service.
 
     Attributes:
-        base: Where it is; `{region}` is the account's.
-        request: Returns a POST request for an e-mail: its path, and what httpx takes besides.
-        sent_id: Returns the service's id for the e-mail from its answer.
-        retry_field: The response header that says how long to wait after a 429.
+        base: The base URL; `{region}` is replaced by the region of the account.
+        request: Builds the request for an e-mail.
+        sent_id: Reads the service's id of the e-mail from the response.
+        retry_field: The response header with the wait after a 429.
     """
 
     base: str
@@ -99,13 +99,13 @@ class Api(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HttpProvider:
-    """Hands e-mail to a mail service, one connection per e-mail.
+    """Sends e-mail through a mail service, one connection per e-mail.
 
     Attributes:
-        name: The service, as in `APIS`.
-        account: What it knows us by.
-        base: Where it is, instead of the usual place.
-        timeout: Seconds for a request, from connecting to the end of the answer.
+        name: The service, a key of `APIS`.
+        account: The credentials.
+        base: The base URL, instead of the default.
+        timeout: Time limit for a request in seconds, from connecting to the end of the response.
     """
 
     name: str
@@ -116,7 +116,7 @@ class HttpProvider:
     async def send_email(
         self, to: Sequence[str], subject: str, body: str, **options: Unpack[MailOptions]
     ) -> str | None:
-        """Hand one e-mail over, and return the service's id for it."""
+        """Send one e-mail, and return the service's id for it."""
         api = APIS[self.name]
         base = (self.base or api.base.format(region=self.account.region)).rstrip("/")
         try:
@@ -156,7 +156,7 @@ def _sendgrid(base: str, account: Account, mail: Mail) -> httpx.Request:
     seen: set[str] = set()
     for kind, addresses in zip(recipients, (mail.to, options.get("cc"), options.get("bcc")), strict=True):
         for person in map(_person, addresses or ()):
-            if person["email"] not in seen:  # one that is there twice is refused
+            if person["email"] not in seen:  # SendGrid refuses duplicates
                 recipients[kind].append(person)
             seen.add(person["email"])
     reply_to = options.get("reply_to")
@@ -166,7 +166,7 @@ def _sendgrid(base: str, account: Account, mail: Mail) -> httpx.Request:
         "reply_to": _person(reply_to) if reply_to else None,
         "subject": mail.subject,
         "content": [
-            {"type": "text/plain", "value": mail.body or " "},  # an empty one is refused
+            {"type": "text/plain", "value": mail.body or " "},  # SendGrid refuses an empty text
             *([{"type": "text/html", "value": options["html_body"]}] if options.get("html_body") else ()),
         ],
         "headers": mail.headers(),
@@ -241,7 +241,7 @@ APIS = {
     "resend": Api("https://api.resend.com", _resend, lambda response: _member(response, "id")),
     "ses": Api("https://email.{region}.amazonaws.com", _ses, lambda response: _member(response, "MessageId")),
 }
-"""The services, by the name that `EMAIL_PROVIDER` gives them."""
+"""The services, by their name in `EMAIL_PROVIDER`."""
 
 
 def sign_request(
@@ -253,7 +253,7 @@ def sign_request(
     service: str,
     now: datetime,
 ) -> dict[str, str]:
-    """Return header fields with a signature over all of them: AWS Signature Version 4, for a URL without a query."""
+    """Return header fields with an AWS Signature Version 4 over all of them, for a URL without a query."""
     moment = now.strftime("%Y%m%dT%H%M%SZ")
     fields = {**{name.lower(): value.strip() for name, value in fields.items()}, "x-amz-date": moment}
     names = ";".join(sorted(fields))
@@ -275,13 +275,13 @@ def sign_request(
 
 
 def _json_request(url: str, account: Account, document: Mapping[str, Any]) -> httpx.Request:
-    """Return a request with what a document says, without what is empty."""
-    said = {name: value for name, value in document.items() if value not in (None, [], {})}
-    return httpx.Request("POST", url, headers={"Authorization": f"Bearer {account.key}"}, json=said)
+    """Return a POST request with the members of a document that are not empty."""
+    members = {name: value for name, value in document.items() if value not in (None, [], {})}
+    return httpx.Request("POST", url, headers={"Authorization": f"Bearer {account.key}"}, json=members)
 
 
 def _refusal(response: httpx.Response, retry_field: str) -> str:
-    """Return what a service says about an e-mail that it did not take."""
+    """Return the error message for a refused e-mail, with the service's reason."""
     reason = _reason(response)[:_LONGEST_REASON]
     text = f"the service answered {response.status_code} {reason}".rstrip()
     wait = response.headers.get(retry_field)
@@ -309,7 +309,7 @@ def _document(response: httpx.Response) -> dict[str, Any]:
     try:
         document = response.json()
     except ValueError:
-        return {}  # a proxy in between answers as it likes
+        return {}  # for example the error page of a proxy
     return document if isinstance(document, dict) else {}
 
 
@@ -328,5 +328,5 @@ def _without_none(**members: Any) -> dict[str, Any]:
 
 @cache
 def _tls_context() -> SSLContext:
-    """Return what certificates are checked by; to make it takes longer than to send an e-mail."""
+    """Return the TLS context; cached, because creating it takes longer than sending an e-mail."""
     return httpx.create_ssl_context()

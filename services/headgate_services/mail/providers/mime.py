@@ -1,4 +1,4 @@
-"""An e-mail as it goes over the wire."""
+"""E-mails in MIME format."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headgate_services.mail.providers.base import MailOptions, OutgoingAttachmen
 
 
 def build_message(to: Sequence[str], subject: str, body: str, options: MailOptions) -> EmailMessage:
-    """Return the message, without the hidden recipients.
+    """Build the message, without the hidden recipients.
 
     Raises:
-        ValueError: A header cannot be written, for example because an address has a line break in it.
+        ValueError: A header is invalid, for example an address with a line break.
     """
     message = EmailMessage(policy=SMTP)
     fields = {
@@ -55,7 +55,7 @@ def _attach(message: EmailMessage, attachment: OutgoingAttachment) -> None:
 
 
 def _content_type(text: str) -> tuple[str, str, dict[str, str]]:
-    """Return the parts of a content type; what cannot be attached under its own name is sent as plain bytes."""
+    """Return the parts of a content type; `application/octet-stream` for types that cannot be attached."""
     part = EmailMessage()
     part["Content-Type"] = text
     header = part["Content-Type"]

@@ -1,7 +1,6 @@
 """Sending through an SMTP server, one connection per e-mail.
 
-All recipients or none: if the server refuses one of them, nothing is handed over, so that "failed" always means that
-no one got the e-mail, and the same send can be tried again.
+If the server refuses one recipient, the e-mail is not sent to any of them. So a failed send can be repeated safely.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import aiosmtplib
 from headgate_services.mail.providers.base import MailOptions, ProviderError, all_recipients
 from headgate_services.mail.providers.mime import build_message
 
-_GOODBYE_SECONDS = 2.0  # how long a server that has taken the e-mail may keep us waiting for its goodbye
+_QUIT_SECONDS = 2.0  # time limit for the reply to QUIT, after the server accepted the e-mail
 
 
 @dataclass(frozen=True, slots=True)
 class SmtpProvider:
-    """Hands e-mail to an SMTP server.
+    """Sends e-mail through an SMTP server.
 
     Attributes:
-        tls: Encrypts, and checks the server's certificate; `None` sends everything, credentials included, as plain text.
-        implicit_tls: Whether to encrypt from the first byte; otherwise STARTTLS is demanded of the server.
-        timeout: Seconds that one e-mail may take, from connecting to the server's last word on it.
+        tls: The TLS context; `None` sends everything, including credentials, as plain text.
+        implicit_tls: Whether to encrypt from the first byte; otherwise STARTTLS is required.
+        timeout: Time limit for one e-mail in seconds, from connecting to the server's final reply.
     """
 
     host: str
@@ -45,7 +44,7 @@ class SmtpProvider:
     async def send_email(
         self, to: Sequence[str], subject: str, body: str, **options: Unpack[MailOptions]
     ) -> str | None:
-        """Hand one e-mail over; the id returned is its Message-ID, since an SMTP server gives it no other."""
+        """Send one e-mail, and return its Message-ID; SMTP servers return no other id."""
         try:
             message = build_message(to, subject, body, options)
         except ValueError as error:
@@ -59,7 +58,7 @@ class SmtpProvider:
             port=self.port,
             username=self.username or None,
             password=self.password or None,
-            local_hostname=sender.rpartition("@")[2],  # spares a DNS lookup of our own name
+            local_hostname=sender.rpartition("@")[2],  # avoids a DNS lookup of this machine's name
             timeout=self.timeout,
             use_tls=self.tls is not None and self.implicit_tls,
             start_tls=self.tls is not None and not self.implicit_tls,
@@ -69,9 +68,9 @@ class SmtpProvider:
             async with asyncio.timeout(self.timeout):
                 await client.connect()
                 await _hand_over(client, message, sender, recipients)
-            # The e-mail is theirs now, whatever becomes of the connection.
+            # The server accepted the e-mail, so later errors on the connection do not matter.
             with suppress(aiosmtplib.SMTPException):
-                await client.quit(timeout=min(self.timeout, _GOODBYE_SECONDS))
+                await client.quit(timeout=min(self.timeout, _QUIT_SECONDS))
         except aiosmtplib.SMTPResponseException as error:
             raise ProviderError(f"the server answered {error.code} {error.message}") from error
         except TimeoutError as error:
@@ -88,7 +87,7 @@ async def _hand_over(
     plain = all(address.isascii() for address in (sender, *recipients))
     await client.ehlo()
     if not plain and not client.supports_extension("smtputf8"):
-        raise ProviderError("the server takes no addresses beyond ASCII")
+        raise ProviderError("the server accepts ASCII addresses only")
     encoding, options = ("ascii", []) if plain else ("utf-8", ["SMTPUTF8", "BODY=8BITMIME"])
     await client.mail(sender, options=options, encoding=encoding)
     for recipient in recipients:

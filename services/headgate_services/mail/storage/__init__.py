@@ -1,1 +1,1 @@
-"""Where inboxes, threads and messages are kept: SQLite or PostgreSQL."""
+"""Storage of inboxes, threads and messages in SQLite or PostgreSQL."""

@@ -1,4 +1,4 @@
-"""The two kinds of session on the database."""
+"""Sessions on the database."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class MailDatabase(SqlDatabase):
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
-        """Run a block that only reads, at one moment of what others write."""
+        """Provide a session that only reads, from one snapshot."""
         async with self.guard(), self._readers() as session:
             yield session
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:
-        """Run a block whose changes are stored together when it ends, or not at all if it raises."""
+        """Provide a session whose changes are committed at the end of the block, or rolled back if it raises."""
         async with self.guard(), self._writers() as session, session.begin():
             yield session
 
     async def migrate(self, migrations: Sequence[Migration] | None = None) -> list[Migration]:
-        """Bring the tables to the schema that this program needs, and return the migrations that were missing.
+        """Apply missing migrations, and return them.
 
         Raises:
-            MigrationError: The database is newer than this program.
+            MigrationError: The database has migrations of a newer version of this program.
         """
         found = all_migrations() if migrations is None else migrations
         return await self.apply(found, record=MIGRATIONS)

@@ -1,4 +1,4 @@
-"""The tables, as `migrations/` creates them; a test holds the two together."""
+"""The tables that `migrations/` creates; a test compares the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Status = Literal["sent", "failed", "pending", "received"]
 
 
 class Base(DeclarativeBase):
-    """Text is text, and instants are in UTC, on every database."""
+    """Base class; text columns are TEXT and times are in UTC on every database."""
 
     type_annotation_map = {  # noqa: RUF012  # SQLAlchemy's own convention
         str: Text(),
@@ -31,7 +31,7 @@ class Base(DeclarativeBase):
 
 
 class Inbox(Base):
-    """An address that mail is sent from and comes in to."""
+    """An address that sends and receives mail."""
 
     __tablename__ = "inboxes"
 
@@ -46,7 +46,7 @@ Index("inboxes_email_address", func.lower(Inbox.email_address), unique=True)
 
 
 class Thread(Base):
-    """A conversation of one inbox."""
+    """A thread of an inbox."""
 
     __tablename__ = "threads"
     __table_args__ = (Index("threads_inbox", "inbox_id", "last_message_at"),)
@@ -61,11 +61,11 @@ class Thread(Base):
 
 
 class StoredMessage(Base):
-    """An e-mail that was sent, or tried to be, or received.
+    """An e-mail that was sent, failed, or was received.
 
     Attributes:
-        message_id: Its Message-ID header, in angle brackets.
-        reference_ids: The Message-IDs of those before it in the conversation, oldest first.
+        message_id: The Message-ID header, with angle brackets.
+        reference_ids: The Message-IDs of the earlier messages of the thread, oldest first.
     """
 
     __tablename__ = "messages"
@@ -100,17 +100,17 @@ class StoredMessage(Base):
 
     @property
     def preview(self) -> str:
-        """The beginning of the text, in one line."""
+        """The beginning of the text on one line."""
         return " ".join(self.text.split())[:PREVIEW_LENGTH]
 
     @property
     def delivery(self) -> dict[str, Any]:
-        """What became of it."""
+        """The outcome of the send."""
         return {"status": self.status, "error": self.error, "message_id": self.message_id}
 
 
 class Attachment(Base):
-    """A file that went with a message."""
+    """An attachment of a message."""
 
     __tablename__ = "attachments"
     __table_args__ = (Index("attachments_message", "message_id"),)
@@ -126,7 +126,7 @@ class Attachment(Base):
 
 
 class DemoOutboxEntry(Base):
-    """An e-mail that the demo provider took."""
+    """An e-mail in the outbox of the demo provider."""
 
     __tablename__ = "demo_outbox"
     __table_args__ = (Index("demo_outbox_sent_at", "sent_at"),)
@@ -144,11 +144,11 @@ class DemoOutboxEntry(Base):
 
 
 class IdempotencyKey(Base):
-    """A request that carried a key.
+    """A request with an idempotency key.
 
     Attributes:
         fingerprint: A digest of the request.
-        response: Its answer; `None` while there is none.
+        response: The response; `None` while the request is in progress.
     """
 
     __tablename__ = "idempotency_keys"

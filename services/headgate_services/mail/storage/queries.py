@@ -1,4 +1,4 @@
-"""What is asked of the tables, beyond looking a row up by its id."""
+"""Queries on the tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ async def list_inboxes(session: AsyncSession, limit: int, offset: int) -> Sequen
 
 
 async def inbox_of_address(session: AsyncSession, address: str) -> Inbox | None:
-    """Return the inbox of an address, whatever its case."""
+    """Return the inbox of an address; case does not matter."""
     return await session.scalar(select(Inbox).where(func.lower(Inbox.email_address) == address.lower()))
 
 
 async def list_threads(session: AsyncSession, inbox_id: str, limit: int, offset: int) -> Sequence[Thread]:
-    """Return the threads of an inbox, the one with the newest message first."""
+    """Return the threads of an inbox, ordered by their newest message."""
     query = select(Thread).where(Thread.inbox_id == inbox_id)
     query = query.order_by(Thread.last_message_at.desc(), Thread.id).limit(limit).offset(offset)
     return (await session.scalars(query)).all()
 
 
 async def messages_of_thread(session: AsyncSession, thread_id: str) -> Sequence[StoredMessage]:
-    """Return the messages of a thread, oldest first, and a message before the copy of it that came back."""
+    """Return the messages of a thread, oldest first; a sent message comes before its received copy."""
     query = select(StoredMessage).where(StoredMessage.thread_id == thread_id)
     query = query.order_by(StoredMessage.timestamp, StoredMessage.direction.desc(), StoredMessage.id)
     return (await session.scalars(query)).all()
@@ -44,9 +44,9 @@ async def search_messages(
     limit: int,
     offset: int,
 ) -> tuple[Sequence[StoredMessage], int]:
-    """Return messages, newest first, and how many there are without limit and offset.
+    """Return a page of messages, newest first, and the total number.
 
-    `text` is looked for in the subject, the text and the sender, whatever its case.
+    `text` searches the subject, the text and the sender; case does not matter.
     """
     query = select(StoredMessage)
     if inbox_id is not None:
@@ -62,7 +62,7 @@ async def search_messages(
 
 
 async def newest_delivered(session: AsyncSession, thread_id: str) -> StoredMessage | None:
-    """Return the message that a reply in this thread answers: the newest that was delivered."""
+    """Return the newest delivered message of a thread, which a reply refers to."""
     query = select(StoredMessage).where(
         StoredMessage.thread_id == thread_id, StoredMessage.status != "failed"
     )
@@ -70,7 +70,7 @@ async def newest_delivered(session: AsyncSession, thread_id: str) -> StoredMessa
 
 
 async def thread_with(session: AsyncSession, inbox_id: str, message_ids: Sequence[str]) -> Thread | None:
-    """Return the thread of an inbox that has one of these messages, found by their Message-ID."""
+    """Return the thread of an inbox that contains one of these Message-IDs."""
     query = (
         select(Thread)
         .join(StoredMessage, StoredMessage.thread_id == Thread.id)
@@ -82,7 +82,7 @@ async def thread_with(session: AsyncSession, inbox_id: str, message_ids: Sequenc
 
 
 async def attachments_of(session: AsyncSession, message_id: str) -> Sequence[Attachment]:
-    """Return the files that went with a message."""
+    """Return the attachments of a message."""
     query = select(Attachment).where(Attachment.message_id == message_id).order_by(Attachment.id)
     return (await session.scalars(query)).all()
 
@@ -90,7 +90,7 @@ async def attachments_of(session: AsyncSession, message_id: str) -> Sequence[Att
 async def demo_outbox(
     session: AsyncSession, limit: int, offset: int
 ) -> tuple[Sequence[DemoOutboxEntry], int]:
-    """Return what the demo provider took, newest first, and how much that is in all."""
+    """Return a page of the demo outbox, newest first, and the total number."""
     total = await session.scalar(select(func.count()).select_from(DemoOutboxEntry))
     query = select(DemoOutboxEntry).order_by(DemoOutboxEntry.sent_at.desc(), DemoOutboxEntry.id)
     return (await session.scalars(query.limit(limit).offset(offset))).all(), total or 0

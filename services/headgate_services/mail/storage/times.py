@@ -1,4 +1,4 @@
-"""Times of the database: aware, in UTC, to the microsecond."""
+"""Times in the database: aware datetimes in UTC with microseconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def utc(clock: Clock) -> datetime:
-    """Return what time it is on a clock."""
+    """Return the time of a clock."""
     return _EPOCH + timedelta(microseconds=clock.now_us())
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An instant. SQLite keeps no time zone, so all are stored in UTC, and what comes back without one is in UTC."""
+    """Column type for times in UTC. SQLite stores no time zone, so naive values are read as UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True

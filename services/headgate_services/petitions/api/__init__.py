@@ -1,1 +1,1 @@
-"""HTTP."""
+"""The HTTP API."""

@@ -1,4 +1,4 @@
-"""What the routes are given; a test replaces it by `app.dependency_overrides`."""
+"""Dependencies of the routes; tests override them with `app.dependency_overrides`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PartsPart = Annotated[Parts, Depends(get_parts)]
 
 
 def get_rate_limiter(parts: PartsPart) -> RateLimiterPort:
-    """Return the limit on submissions: counters in PostgreSQL, with the configured limit and window."""
+    """Return the limiter of submissions, with counters in PostgreSQL and the configured limit and window."""
     return parts.rate_limiter
 
 
@@ -27,10 +27,10 @@ RateLimiterPart = Annotated[RateLimiterPort, Depends(get_rate_limiter)]
 
 
 def counted_as(request: Request, submitter_id: UUID | None, settings: PetitionsSettings) -> UUID:
-    """Return who a petition counts for; without a submitter, an id derived from where it came from.
+    """Return the id that a petition counts for; without a submitter, an id derived from the client's address.
 
     Raises:
-        InvalidPetitionError: It is anonymous, and such petitions are refused.
+        InvalidPetitionError: The petition is anonymous, and anonymous petitions are refused.
     """
     if submitter_id is not None:
         return submitter_id

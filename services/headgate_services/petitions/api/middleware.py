@@ -1,4 +1,4 @@
-"""What every request passes through: its trace id and its metrics."""
+"""Middleware for trace ids and metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _TRACE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
 class TraceMiddleware:
-    """Gives every request a trace id: that of `X-Correlation-ID`, or a new one.
+    """Sets the trace id of a request: the value of `X-Correlation-ID`, or a new id if it is missing or invalid.
 
-    It is in every log line of the request and in the response's `X-Correlation-ID`. One that cannot be a header or a word
-    in a log is replaced. What nothing inside has handled is logged and answered here, with the trace id: the framework's
-    own answer to it is made outside of every middleware.
+    The trace id is in every log line of the request and in the response's `X-Correlation-ID`. Unexpected errors are logged
+    and answered here, because the framework's own response to them is created outside of all middleware.
     """
 
     def __init__(self, app: App) -> None:
@@ -49,21 +48,21 @@ class TraceMiddleware:
         with structlog.contextvars.bound_contextvars(trace_id=trace_id):
             try:
                 await self.app(scope, receive, traced)
-            except Exception:  # whatever nothing inside has handled
+            except Exception:  # an unexpected error
                 structlog.get_logger().exception("request_failed", method=scope["method"], path=scope["path"])
                 if is_answered:
-                    raise  # the connection has to be closed, or the client would wait for the rest
+                    raise  # closes the connection; otherwise the client would wait for the rest
                 await _server_error(scope["path"], trace_id)(scope, receive, traced)
 
 
 def _server_error(path: str, trace_id: str) -> Response:
-    detail = "An unexpected error; the log has its traceback under this trace_id."
+    detail = "Unexpected error. The log has the traceback with this trace_id."
     members = {"instance": path, "trace_id": trace_id}
     return as_response(problem(500, detail, members=members, media_type=b"application/json"))
 
 
 class MetricsMiddleware:
-    """Counts and times requests, by the template of their route."""
+    """Counts and measures requests by the template of their route."""
 
     def __init__(self, app: App, metrics: MetricsCollector) -> None:
         self.app = app

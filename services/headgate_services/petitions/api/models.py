@@ -1,4 +1,4 @@
-"""What comes in and goes out as JSON."""
+"""Requests and responses of the API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate_services.petitions.domain.models import PetitionState, PetitionTyp
 
 
 def zulu(instant: datetime) -> str:
-    """Return an instant in ISO 8601, in UTC, ending in Z."""
+    """Return a time in ISO 8601, in UTC, with the suffix Z."""
     return instant.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
 
 
@@ -30,7 +30,7 @@ Hash = Annotated[str, BeforeValidator(lambda digest: b64encode(digest).decode())
 
 
 class NotificationPreferences(BaseModel):
-    """How the submitter wants to hear of the petition's fate; kept with the petition."""
+    """The notification settings of a petition; stored with it."""
 
     channel: Literal["WEBHOOK", "IN_APP"]
     webhook_url: Annotated[str, Field(max_length=2048, pattern=r"^https://[^\s/]"), STORABLE] | None = None
@@ -54,7 +54,7 @@ class SubmissionRequest(BaseModel):
 
 
 class SubmissionResponse(RowView):
-    """A petition that was taken in."""
+    """A submitted petition."""
 
     petition_id: UUID = Field(validation_alias="id")
     state: PetitionState
@@ -65,7 +65,7 @@ class SubmissionResponse(RowView):
 
 
 class StatusResponse(RowView):
-    """How far a petition has come."""
+    """The status of a petition."""
 
     petition_id: UUID = Field(validation_alias="id")
     state: PetitionState
@@ -81,20 +81,20 @@ class PetitionResponse(StatusResponse, SubmissionResponse):
 
 
 class WithdrawalRequest(BaseModel):
-    """Who takes a petition back, and why."""
+    """The withdrawal of a petition."""
 
     requester_id: UUID
     reason: Annotated[str, Field(max_length=1000), STORABLE] | None = None
 
 
 class CoSignRequest(BaseModel):
-    """Who co-signs a petition."""
+    """A co-signature."""
 
     signer_id: UUID
 
 
 class CoSignResponse(RowView):
-    """A co-sign that was taken in, and how many the petition has with it."""
+    """A stored co-sign, and the number of co-signs of its petition."""
 
     co_sign_id: UUID = Field(validation_alias="id")
     petition_id: UUID
@@ -104,7 +104,7 @@ class CoSignResponse(RowView):
 
 
 class ProblemBody(BaseModel):
-    """Why a request was refused (RFC 7807)."""
+    """A refusal (RFC 7807)."""
 
     type: str
     title: str
@@ -120,29 +120,27 @@ class TooLargeBody(BaseModel):
     detail: str
 
 
-class CoSignLimitProblem(ProblemBody):
-    """The limit on co-signs is reached; `Retry-After` says for how many seconds."""
+class LimitProblem(ProblemBody):
+    """A refusal by a limit, with the governance fields."""
 
     rate_limit_remaining: int
-    rate_limit_reset_at: str = Field(description="when the next co-sign is admitted, ISO 8601 in UTC")
-    rate_limit_limit: int
-    rate_limit_current: int
-    rate_limit_scope: Literal["submitter"]
-    actor: str
-    cycle_id: str
-    as_of_seq: int = Field(description="number of the latest event in the ledger")
-    nfr_reference: str
-    hardening_control: str
-
-
-class RateLimitProblem(ProblemBody):
-    """The limit is reached; `Retry-After` says for how many seconds."""
-
-    rate_limit_remaining: int
-    rate_limit_reset: str = Field(description="when the next petition is admitted, ISO 8601 in UTC")
     rate_limit_limit: int
     rate_limit_current: int
     rate_limit_scope: Literal["submitter", "realm", "global"]
     actor: str
     cycle_id: str
     as_of_seq: int = Field(description="number of the latest event in the ledger")
+
+
+class CoSignLimitProblem(LimitProblem):
+    """The limit of co-signs is reached; `Retry-After` has the seconds to wait."""
+
+    rate_limit_reset_at: str = Field(description="when the next co-sign is admitted, ISO 8601 in UTC")
+    nfr_reference: str
+    hardening_control: str
+
+
+class RateLimitProblem(LimitProblem):
+    """The limit of submissions is reached; `Retry-After` has the seconds to wait."""
+
+    rate_limit_reset: str = Field(description="when the next petition is admitted, ISO 8601 in UTC")

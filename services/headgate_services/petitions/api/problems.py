@@ -1,6 +1,6 @@
-"""Refusals as RFC 7807 bodies: flat, with the governance fields on top.
+"""Refusals as RFC 7807 bodies with governance fields.
 
-They are sent as `application/json`, and as `application/problem+json` to clients whose `Accept` names it.
+They are sent as `application/json`, or as `application/problem+json` if the client's `Accept` contains it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
     NotYourPetitionError: (403, "https://archon72.io/errors/not-your-petition", "Not Your Petition"),
     PetitionNotFoundError: (404, "https://archon72.io/errors/petition-not-found", "Petition Not Found"),
 }
-"""By error: status, type and title."""
+"""Status, type and title by error."""
 
 _HALT_RETRY_SECONDS = 3600
 _JSON, _PROBLEM_JSON = "application/json", "application/problem+json"
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Turn an error of the service into an answer; a refusal for a limit is counted and witnessed first."""
+    """Return the response for an error; a refusal by a limit is counted and witnessed first."""
     assert isinstance(error, PetitionError)
     if isinstance(error, RateLimitExceededError):
         parts = get_parts(request)
@@ -73,7 +73,7 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
 
 
 def cycle_of(instant: datetime) -> str:
-    """Return the governance cycle of an instant: its quarter, like 2026-Q1."""
+    """Return the governance cycle of a time: its quarter, such as 2026-Q1."""
     return f"{instant.year}-Q{(instant.month + 2) // 3}"
 
 
@@ -102,7 +102,7 @@ def _problem(
     request: Request, error: PetitionError, extra: Mapping[str, Any], retry_after_seconds: int | None
 ) -> Response:
     status, type_, title = _KINDS[type(error)]
-    # Without scheme, host and query: those may be an inner host's, or confidential.
+    # Without scheme, host and query, which may be internal or confidential.
     members = {"instance": request.url.path, "trace_id": request.state.trace_id, **extra}
     media_type = _PROBLEM_JSON if _PROBLEM_JSON in request.headers.get("accept", "") else _JSON
     answer = problem(
@@ -118,7 +118,7 @@ def _problem(
 
 
 def as_response(answer: Answer) -> Response:
-    """Return an answer as FastAPI sends it."""
+    """Return an answer as a FastAPI response."""
     return Response(
         answer.body, answer.status, {name.decode(): value.decode() for name, value in answer.fields}
     )

@@ -1,4 +1,4 @@
-"""Petitions: submit, read, follow, withdraw."""
+"""Routes to submit, read, follow, co-sign and withdraw petitions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _limit_fields(found: RateLimitResult, remaining: int) -> dict[str, str]:
 _TOO_LARGE: dict[int | str, dict[str, Any]] = {
     413: {"model": TooLargeBody, "description": "The request is above 256 kB"}
 }
-_RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "schema": {"type": "integer"}}
+_RETRY_AFTER = {"description": "whole seconds to wait", "schema": {"type": "integer"}}
 
 
 @router.post(
@@ -60,13 +60,13 @@ _RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "
     responses={
         **_TOO_LARGE,
         **_refusals(
-            on_400="No such realm, or an anonymous petition where those are refused",
-            on_503="Too many petitions wait, the system is halted, or the database cannot be asked",
+            on_400="Unknown realm, or an anonymous petition, if these are refused",
+            on_503="The queue is full, the system is halted, or the database is unavailable",
         ),
         429: {
             "model": RateLimitProblem,
-            "description": "The submitter, the realm or everybody together has reached the limit. Nothing was "
-            "submitted or counted; `Retry-After` says when the next petition is admitted.",
+            "description": "The limit of the submitter, of the realm or of all together is reached. Nothing was "
+            "submitted or counted; `Retry-After` has the seconds to wait.",
             "headers": {"Retry-After": _RETRY_AFTER},
         },
     },
@@ -78,7 +78,7 @@ async def submit_petition(
     limiter: RateLimiterPart,
     parts: PartsPart,
 ) -> SubmissionResponse:
-    """Submit a petition: room in the queue first, then the limit, then everything else."""
+    """Submit a petition. The queue is checked first, then the limit, then the rest."""
     capacity, settings = parts.queue_capacity, parts.settings
     if not await capacity.is_accepting_submissions():
         raise capacity.refuse()
@@ -110,13 +110,13 @@ async def get_petition(petition_id: UUID, parts: PartsPart) -> PetitionResponse:
     response_model=StatusResponse,
     responses={
         **_refusals(on_404="No such petition"),
-        304: {"description": "Nothing new in the time it waits"},
+        304: {"description": "The status did not change while waiting"},
     },
 )
 async def get_status(
     petition_id: UUID, parts: PartsPart, token: str | None = None
 ) -> Response | StatusResponse:
-    """Return how far a petition has come; given the token of a known status, as soon as there is another."""
+    """Return the status of a petition; with the token of a known status, wait until it changes."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + parts.settings.status_wait_seconds
     while True:
@@ -135,14 +135,14 @@ async def get_status(
     responses={
         **_TOO_LARGE,
         **_refusals(
-            on_400="Its fate is settled",
+            on_400="The petition is in a final state",
             on_404="No such petition",
-            on_409="This identity has co-signed it",
-            on_503="The system is halted, or the database cannot be asked",
+            on_409="This identity has already co-signed the petition",
+            on_503="The system is halted, or the database is unavailable",
         ),
         429: {
             "model": CoSignLimitProblem,
-            "description": "This identity has reached the limit on co-signs. Nothing was signed or counted.",
+            "description": "The limit of co-signs of this identity is reached. Nothing was signed or counted.",
             "headers": {"Retry-After": _RETRY_AFTER},
         },
     },
@@ -150,7 +150,7 @@ async def get_status(
 async def co_sign_petition(
     petition_id: UUID, co_sign: CoSignRequest, request: Request, parts: PartsPart
 ) -> CoSignResponse:
-    """Co-sign a petition, once per identity; co-signs have a limit of their own."""
+    """Co-sign a petition, once per identity; co-signs have a separate limit."""
     signed = await parts.submissions.co_sign(
         petition_id, co_sign.signer_id, parts.co_sign_limiter, request.state.trace_id
     )
@@ -162,8 +162,8 @@ async def co_sign_petition(
     responses={
         **_TOO_LARGE,
         **_refusals(
-            on_400="Its fate is settled",
-            on_403="Not yours",
+            on_400="The petition is in a final state",
+            on_403="The requester is not the submitter",
             on_404="No such petition",
             on_503="The system is halted",
         ),
@@ -172,7 +172,7 @@ async def co_sign_petition(
 async def withdraw_petition(
     petition_id: UUID, withdrawal: WithdrawalRequest, request: Request, parts: PartsPart
 ) -> PetitionResponse:
-    """Take a petition back. What it counted stays counted."""
+    """Withdraw a petition. It still counts for the limit."""
     petition = await parts.submissions.withdraw(
         petition_id, withdrawal.requester_id, withdrawal.reason, request.state.trace_id
     )

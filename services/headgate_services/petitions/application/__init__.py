@@ -1,1 +1,1 @@
-"""What the service does, and what it needs from outside to do it."""
+"""Ports and services of the application."""

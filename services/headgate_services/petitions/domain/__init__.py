@@ -1,1 +1,1 @@
-"""Who submits what, how often, and what can go wrong: no I/O, no framework."""
+"""Petitions, counters and errors, without I/O."""

@@ -1,4 +1,4 @@
-"""Why a request is refused.
+"""Errors of the service, with their HTTP status.
 
 PetitionError
 ├── RateLimitExceededError       429
@@ -22,21 +22,21 @@ _UNITS = {"submission": "petitions", "co_sign": "co-signs"}
 
 
 class PetitionError(Exception):
-    """Why a request about a petition was refused, in a sentence for the client."""
+    """A refused request; the message is for the client."""
 
 
 class RateLimitExceededError(PetitionError):
-    """A submitter, a realm or all together have reached the limit (FR-1.5, HC-4). Nothing was counted.
+    """The limit of a submitter, of a realm or of all together is reached (FR-1.5, HC-4). Nothing was counted.
 
     Attributes:
-        submitter_id: Who was refused.
-        current_count: What has been counted in the window.
-        limit: How much may be.
-        reset_at: When the next petition is admitted if no one else comes.
-        retry_after_seconds: How long that is, in whole seconds, rounded up.
-        scope: Whose limit it was: `submitter`, `realm` or `global`.
-        window_minutes: How long the window is.
-        counter: What is counted: `submission` or `co_sign`.
+        submitter_id: The refused submitter.
+        current_count: The count in the window.
+        limit: The limit.
+        reset_at: When the next petition is admitted.
+        retry_after_seconds: Whole seconds until then, rounded up.
+        scope: The limit that was reached: `submitter`, `realm` or `global`.
+        window_minutes: The length of the window.
+        counter: The kind of unit: `submission` or `co_sign`.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class RateLimitExceededError(PetitionError):
 
 
 class QueueOverflowError(PetitionError):
-    """Too many petitions wait already.
+    """The queue is full.
 
     Attributes:
-        queue_depth: How many.
-        threshold: How many may.
-        retry_after_seconds: When to come back.
+        queue_depth: The number of waiting petitions.
+        threshold: The number at which no more are accepted.
+        retry_after_seconds: Seconds until another attempt.
     """
 
     def __init__(self, queue_depth: int, threshold: int, retry_after_seconds: int) -> None:
@@ -80,18 +80,18 @@ class QueueOverflowError(PetitionError):
 
 
 class SystemHaltedError(PetitionError):
-    """Nothing is written while the system is halted; the message is the reason."""
+    """The system is halted and writes nothing; the message is the reason."""
 
 
 class DatabaseUnavailableError(PetitionError):
-    """The count is unknown, so nothing is admitted.
+    """The database is unavailable, so nothing is admitted.
 
     Attributes:
-        retry_after_seconds: When to come back.
+        retry_after_seconds: Seconds until another attempt.
     """
 
     def __init__(self, retry_after_seconds: int) -> None:
-        super().__init__("The database cannot be asked, so nothing was submitted. Please retry later.")
+        super().__init__("The database is unavailable, so nothing was submitted. Please retry later.")
         self.retry_after_seconds = max(1, retry_after_seconds)
 
 
@@ -99,8 +99,8 @@ class CommitUnknownError(PetitionError):
     """The database did not confirm a commit.
 
     Attributes:
-        retry_after_seconds: When the database may be asked again.
-        petition_id: The petition to look for; `None` if there is none to name.
+        retry_after_seconds: Seconds until another attempt.
+        petition_id: The petition to look for, or None.
     """
 
     def __init__(self, retry_after_seconds: int, petition_id: UUID | None = None) -> None:
@@ -113,7 +113,7 @@ class CommitUnknownError(PetitionError):
 
 
 class InvalidRealmError(PetitionError):
-    """There is no such realm."""
+    """The realm does not exist."""
 
     def __init__(self, realm: str) -> None:
         super().__init__(f"Unknown realm: {realm}")
@@ -121,22 +121,22 @@ class InvalidRealmError(PetitionError):
 
 
 class InvalidPetitionError(PetitionError):
-    """It cannot be submitted, or changed, like this."""
+    """The petition cannot be submitted or changed this way."""
 
 
 class NotYourPetitionError(PetitionError):
-    """Only its submitter may withdraw a petition."""
+    """The requester is not the submitter of the petition."""
 
 
 class AlreadyCoSignedError(PetitionError):
-    """An identity co-signs a petition once."""
+    """The identity has already co-signed the petition."""
 
     def __init__(self, petition_id: UUID) -> None:
         super().__init__(f"Petition {petition_id} has been co-signed by this identity")
 
 
 class PetitionNotFoundError(PetitionError):
-    """There is no such petition."""
+    """The petition does not exist."""
 
     def __init__(self, petition_id: UUID) -> None:
         super().__init__(f"Petition {petition_id} not found")

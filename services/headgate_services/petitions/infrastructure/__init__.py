@@ -1,1 +1,1 @@
-"""The outside world: PostgreSQL, metrics, stand-ins for tests."""
+"""PostgreSQL, metrics, and stubs for tests."""

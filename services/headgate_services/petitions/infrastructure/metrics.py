@@ -1,10 +1,10 @@
-"""Metrics for Prometheus.
+"""Prometheus metrics.
 
-The series of the limit carry the submitter, of whom there may be millions; so only so many submitters have series of their
-own at a time. The others share the one called `other`. A submitter's series are dropped when nothing has been heard of them
-for as long as the window, at the next scrape or when their place is needed. What remains is dropped as soon as it may have
-changed by itself: when the oldest counter leaves the window. With several processes, which share files that take additions
-only, it becomes NaN instead, and no series is dropped.
+The series of the limit have the submitter as a label, and there may be millions of submitters. So only `max_submitters` have
+separate series; the others share the label `other`. The series of a submitter are removed after `forget_after` seconds
+without a request, at the next scrape or when another submitter needs the place. The gauge of remaining petitions is removed
+when the oldest counter leaves the window, because its value may have changed then. Several processes share files that cannot
+remove series; there, the gauge becomes NaN and no series is removed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ALL = ("service", "environment")
 
 
 class MetricsCollector:
-    """All metrics of one instance, on a registry of its own.
+    """All metrics of one instance, on a separate registry.
 
     Args:
         service: Value of the label `service`.
         environment: Value of the label `environment`.
-        max_submitters: How many submitters have series of their own.
-        forget_after: Seconds after which a submitter of whom nothing was heard loses them.
-        clock: Seconds that never go back.
+        max_submitters: The number of submitters with separate series.
+        forget_after: Seconds without a request after which these series are removed.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class MetricsCollector:
         uptime.labels(*self._base).set_function(lambda: clock() - started)
 
     def checked(self, submitter_id: UUID, result: RateLimitResult) -> None:
-        """Count a refusal; show how many petitions remain.
+        """Count a refusal, and set the gauge of remaining petitions.
 
-        A check that passes is counted by `recorded`: the petition may still be refused when it is counted.
+        An allowed check is counted by `recorded`, because the petition may still be refused there.
         """
         if not result.allowed:
             self.petition_rate_limit_checks.labels(*self._base, "blocked").inc()
@@ -108,28 +108,28 @@ class MetricsCollector:
             self._set_remaining(submitter_id, result.remaining, valid.total_seconds())
 
     def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
-        """Count an allowed submission; show how many petitions remain."""
+        """Count an allowed submission, and set the gauge of remaining petitions."""
         self.petition_rate_limit_checks.labels(*self._base, "allowed").inc()
         self._set_remaining(submitter_id, remaining, valid_seconds)
 
     def refused(self, submitter_id: UUID, counter: str = "submission") -> None:
-        """Count a 429 of a submission or, apart from those, of a co-sign."""
+        """Count a 429 of a submission or of a co-sign."""
         if counter == "co_sign":
             self.petition_co_sign_rate_limit_hits_total.labels(*self._base).inc()
             return
         self.petition_rate_limit_hits_total.labels(*self._base, self._label(submitter_id)).inc()
 
     def queue_measured(self, depth: int, threshold: int) -> None:
-        """Take note of how many petitions wait."""
+        """Set the gauges of the queue."""
         self.petition_queue_depth.labels(*self._base, "RECEIVED").set(depth)
         self.petition_queue_threshold.labels(*self._base).set(threshold)
 
     def queue_rejected(self) -> None:
-        """Count a refusal for lack of room."""
+        """Count a refusal because the queue is full."""
         self.petition_queue_rejections.labels(*self._base).inc()
 
     def answered(self, method: str, endpoint: str, status: int, seconds: float) -> None:
-        """Count an HTTP request; `endpoint` is the route's template, of which there are few."""
+        """Count and measure an HTTP request; `endpoint` is the template of the route."""
         self.http_requests.labels(*self._base, method, endpoint, str(status)).inc()
         self.http_request_duration.labels(*self._base, method, endpoint).observe(seconds)
         if status >= 400:
@@ -139,7 +139,7 @@ class MetricsCollector:
             self.http_requests_failed.labels(*self._base, method, endpoint, error_type).inc()
 
     def render(self) -> bytes:
-        """Return everything as text for Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         self._forget_silent()
         self._forget_outdated()
         return generate_latest(all_processes(self.registry))
@@ -162,7 +162,7 @@ class MetricsCollector:
         self._valid_until[label] = self._clock() + valid_seconds
 
     def _label(self, submitter_id: UUID) -> str:
-        """Return what a submitter's series are called: by their id if there is a place for them."""
+        """Return the label of a submitter: the id if there is a place, otherwise `other`."""
         label = str(submitter_id)
         known = self._heard.pop(label, None) is not None
         if not known and len(self._heard) >= self._max_submitters:
@@ -173,7 +173,7 @@ class MetricsCollector:
         return label
 
     def _forget_outdated(self) -> None:
-        """Drop what a counter that has left the window since has made untrue."""
+        """Remove gauges whose value may have changed since."""
         now = self._clock()
         for label in [label for label, until in self._valid_until.items() if until <= now]:
             self._drop_remaining(label)
@@ -181,13 +181,13 @@ class MetricsCollector:
     def _drop_remaining(self, label: str) -> None:
         if self._valid_until.pop(label, None) is None:
             return
-        if self._is_shared:  # the files that processes share take additions only
+        if self._is_shared:  # the shared files cannot remove series
             self.petition_rate_limit_remaining.labels(*self._base, label).set(float("nan"))
         else:
             self.petition_rate_limit_remaining.remove(*self._base, label)
 
     def _forget_silent(self) -> None:
-        if self._is_shared:  # a place in the files is for ever, so there is nothing to gain
+        if self._is_shared:  # the shared files cannot remove series
             return
         deadline = self._clock() - self._forget_after
         while self._heard:

@@ -1,4 +1,4 @@
--- Petitions, and how far each has come.
+-- Petitions and their states.
 
 DO $$
 BEGIN

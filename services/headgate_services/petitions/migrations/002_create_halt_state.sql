@@ -1,4 +1,4 @@
--- Whether anything may be written: one row.
+-- Whether the system is halted: one row.
 
 CREATE TABLE IF NOT EXISTS halt_state (
     id BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (id),

@@ -1,4 +1,4 @@
--- What happened, for ever: rows can be added and nothing else.
+-- The ledger of events: append-only.
 
 CREATE SCHEMA IF NOT EXISTS ledger;
 

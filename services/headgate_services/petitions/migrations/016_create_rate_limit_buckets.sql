@@ -1,8 +1,7 @@
 -- Counters of submissions per submitter and minute (FR-1.5, HC-4, D4).
 --
--- What a submitter has used is the sum of the counters whose minute began within the window, so the window slides minute
--- by minute. A counter that has left the window counts no more and is deleted by the cleanup once it is older than the
--- TTL (PETITION_RATE_LIMIT_TTL_HOURS).
+-- The count of a submitter is the sum of the counters whose minute began within the window, so the window slides minute by
+-- minute. The cleanup deletes counters older than the TTL (PETITION_RATE_LIMIT_TTL_HOURS), which is longer than the window.
 
 CREATE TABLE IF NOT EXISTS petition_rate_limit_buckets (
     id UUID PRIMARY KEY DEFAULT gen_random_uuid(),

@@ -1,8 +1,8 @@
--- How many petitions wait: counted now and then, and added to by every petition since, in the petition's own transaction.
+-- The number of waiting petitions: counted at most once per PETITION_QUEUE_CACHE_TTL, and incremented by every petition in
+-- its transaction.
 --
--- So no more than the threshold are ever taken in, by any number of instances, although the petitions themselves are
--- counted at most once per PETITION_QUEUE_CACHE_TTL. The figure is never too low: what leaves the queue is only noticed
--- by the next count.
+-- So any number of instances together accept no more than the threshold. The number is never too low: petitions that leave
+-- the queue are subtracted only by the next count.
 
 CREATE TABLE IF NOT EXISTS petition_queue (
     id BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (id),

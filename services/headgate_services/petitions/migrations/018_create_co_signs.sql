@@ -1,4 +1,4 @@
--- Who has co-signed which petition: each identity once.
+-- Co-signs: each identity once per petition.
 
 CREATE TABLE IF NOT EXISTS petition_co_signs (
     id UUID PRIMARY KEY DEFAULT gen_random_uuid(),

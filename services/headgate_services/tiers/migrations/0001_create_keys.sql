@@ -1,11 +1,11 @@
--- Users with their tier, and the keys by which they are known. Understood by SQLite and PostgreSQL alike.
+-- Users with their tiers, and their API keys; for SQLite and PostgreSQL.
 
 CREATE TABLE IF NOT EXISTS tier_users (
     id TEXT NOT NULL PRIMARY KEY,
     tier TEXT NOT NULL
 );
 
--- Of a key only the digest is kept. Times are microseconds since the epoch.
+-- Only the digest of a key is stored. Times are in microseconds since the epoch.
 CREATE TABLE IF NOT EXISTS tier_keys (
     id TEXT NOT NULL PRIMARY KEY,
     digest TEXT NOT NULL UNIQUE,

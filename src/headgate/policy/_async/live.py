@@ -14,7 +14,7 @@ from headgate.keys import Key
 from headgate.policy._async.shadows import AsyncShadow, AsyncShadowedGate
 from headgate.policy.limiters import ReloadingLimiter
 from headgate.policy.live import AsyncWatched
-from headgate.policy.model import LimiterPolicy
+from headgate.policy.model import LimiterPolicy, known_tiers
 from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
 from headgate.rules import Rule
@@ -72,6 +72,8 @@ class AsyncVersion(AsyncLimiter):
             deadline=policy.deadline,
             on_overload=policy.on_overload,
         )
+        # With a default tier, callers may have any tier.
+        self._known_tiers = (known_tiers(policy.rules) or None) if policy.default_tier is None else None
         if before is not None:
             self._place_queue = before._place_queue  # whoever waits is woken by holds of every version
         if self._shadowed is not None:

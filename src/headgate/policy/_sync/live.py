@@ -15,7 +15,7 @@ from headgate.keys import Key
 from headgate.policy._sync.shadows import Shadow, ShadowedGate
 from headgate.policy.limiters import ReloadingLimiter
 from headgate.policy.live import Watched
-from headgate.policy.model import LimiterPolicy
+from headgate.policy.model import LimiterPolicy, known_tiers
 from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
 from headgate.rules import Rule
@@ -73,6 +73,8 @@ class Version(Limiter):
             deadline=policy.deadline,
             on_overload=policy.on_overload,
         )
+        # With a default tier, callers may have any tier.
+        self._known_tiers = (known_tiers(policy.rules) or None) if policy.default_tier is None else None
         if before is not None:
             self._place_queue = before._place_queue  # whoever waits is woken by holds of every version
         if self._shadowed is not None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -93,9 +94,9 @@ class KVStore(Unpicklable):
 
     @property
     def guarantees(self) -> Guarantees:
-        """The guarantees of the key-value store; by default shared and not exact."""
+        """The guarantees of the key-value store, by default shared and not exact; never for several rules together."""
         own: Guarantees = getattr(self.kv, "guarantees", Guarantees(exact=False, shared=True))
-        return own
+        return replace(own, all_or_nothing=False)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None

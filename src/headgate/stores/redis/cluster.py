@@ -20,6 +20,7 @@ from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import RedisEndpoint
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
 from headgate.stores.remote.batching import Abandoned
+from headgate.stores.remote.encoding import decode
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 
@@ -244,6 +245,13 @@ def _next(steps: Steps[T], outcome: Any) -> NodeRequest:
 
     Raises:
         StopIteration: The operation has ended; the exception has its result.
+        StoreConflict: The reply is invalid.
     """
-    step: NodeRequest = steps.throw(outcome) if isinstance(outcome, StoreError) else steps.send(outcome)
+    step: NodeRequest
+    if outcome is None:
+        step = steps.send(None)
+    elif isinstance(outcome, StoreError):
+        step = steps.throw(outcome)
+    else:
+        step = decode("a node of the cluster", steps.send, outcome)
     return step

@@ -25,6 +25,7 @@ from headgate.stores.base import RECORDED, Answer, Receipts
 from headgate.stores.redis.codec import Operation, RedisPlan, Reply, ScriptCall, reset
 from headgate.stores.redis.operations import OPERATIONS, RedisOperations, StateKeys
 from headgate.stores.remote.encoding import EncodedRequest
+from headgate.stores.remote.peer import FAILURES
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class ClusterOperations:
                     charged.append((part, receipts))
             else:
                 return _decision(plan, verdicts), _joined(parts, charged)
-        except StoreError:
+        except (StoreError, *FAILURES):
             yield from self._undo(charged, now)
             raise
         yield from self._undo(charged, now)

@@ -88,6 +88,7 @@ class DecisionTests(Contract):
 
     @each_kind
     def test_a_cost_above_the_capacity_raises(self, kind: str) -> None:
+        self.need("several_rules")
         limiter = self.limiter(self.rule(kind, 5), self.rule("fixed_window", 100, name="wider"))
         for call in (limiter.hit, limiter.check, limiter.hold):
             with pytest.raises(CostTooHigh) as raised:

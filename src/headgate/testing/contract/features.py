@@ -339,7 +339,8 @@ class PlaceTests(Contract):
         for call in (limiter.hit, limiter.record):
             with pytest.raises(ConfigError, match="hold"):
                 call("a")
-        assert limiter.check("a", 0).remaining == 2
+        assert limiter.wait("a", timeout=0)
+        assert limiter.check("a", 0).remaining == 2, "waiting for a place does not keep it"
 
     def test_places_and_rates_are_taken_together_or_not_at_all(self) -> None:
         self.require("all_or_nothing")

@@ -196,6 +196,7 @@ class HoldTests(Contract):
 
     @each_kind
     def test_holds_of_several_rules_are_given_back_in_all(self, kind: str) -> None:
+        self.need("several_rules")
         limiter = self.limiter(
             self.rule(kind, 10, name="one", scope="user"), self.rule(kind, 20, name="two", scope="*")
         )

@@ -132,6 +132,7 @@ class KeyTests(Contract):
 
     @each_kind
     def test_a_key_without_what_the_rules_count_by_is_refused(self, kind: str) -> None:
+        self.need("several_rules")
         limiter = self.limiter(self.rule(kind, 5, scope="user"), self.rule(kind, 5, scope="realm"))
         unknown = {"user": "a", "realm": "b", "more": "c"}
         bad_keys: list[Any] = [None, "a", {}, {"user": "a"}, unknown, {"user": 1, "realm": "b"}]

@@ -22,11 +22,13 @@ from headgate.rules import RATES, SHARED, Kind, make_rule
 
 Operation = Literal["hit", "check", "hold", "settle", "release", "confirm", "renew", "record", "reset"]
 
-Feature = Literal["units", "moves", "quotas", "concurrent", "calendar"]
-"""Store features besides counting rates: a cost for each rule, holds that are confirmed or renewed, quotas of single calls,
-places, calendar windows."""
+Feature = Literal["several_rules", "units", "moves", "quotas", "concurrent", "calendar"]
+"""Store features besides counting rates: several rules per limiter, a cost for each rule, holds that are confirmed or
+renewed, quotas of single calls, places, calendar windows."""
 
-ALL_FEATURES: frozenset[Feature] = frozenset(("units", "moves", "quotas", "concurrent", "calendar"))
+ALL_FEATURES: frozenset[Feature] = frozenset(
+    ("several_rules", "units", "moves", "quotas", "concurrent", "calendar")
+)
 
 START_US = 1_700_000_000_000_000
 # Stays within the exact range of doubles after all additions in a trace.

@@ -1,5 +1,5 @@
--- Inboxes, their threads, the messages in them and the files that went with those.
--- Written once for SQLite and PostgreSQL: SQLite keeps text and bytes as they are, whatever it is told about their type.
+-- Inboxes, threads, messages and attachments.
+-- The same file serves SQLite and PostgreSQL: SQLite stores text and bytes unchanged, whatever type a column declares.
 
 CREATE TABLE inboxes (
     id TEXT NOT NULL PRIMARY KEY,
@@ -9,7 +9,7 @@ CREATE TABLE inboxes (
     created_at TIMESTAMP WITH TIME ZONE NOT NULL
 );
 
--- Ann@example.org and ann@example.org are one inbox to every server we know.
+-- Mail servers treat Ann@example.org and ann@example.org as the same inbox.
 CREATE UNIQUE INDEX inboxes_email_address ON inboxes (lower(email_address));
 
 CREATE TABLE threads (

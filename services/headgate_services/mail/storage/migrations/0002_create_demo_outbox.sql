@@ -1,4 +1,4 @@
--- What the demo provider would have sent.
+-- E-mails in the outbox of the demo provider.
 
 CREATE TABLE demo_outbox (
     id TEXT NOT NULL PRIMARY KEY,

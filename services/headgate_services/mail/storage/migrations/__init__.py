@@ -1,4 +1,4 @@
-"""The tables, as numbered SQL files that SQLite and PostgreSQL both understand."""
+"""Numbered SQL files for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit on submissions, its store and the queue's capacity, as protocols."""
+"""Protocols for the limiter, its store and the capacity of the queue."""
 
 from headgate_services.petitions.application.ports.queue_capacity import QueueCapacityPort
 from headgate_services.petitions.application.ports.rate_limit_store import (

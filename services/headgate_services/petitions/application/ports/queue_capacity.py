@@ -1,4 +1,4 @@
-"""Whether there is room for another petition."""
+"""The capacity of the queue."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from headgate_services.petitions.domain.errors import QueueOverflowError
 
 
 class QueueCapacityPort(Protocol):
-    """Knows how many petitions wait, and refuses more above a threshold."""
+    """Refuses petitions while too many are waiting."""
 
     async def is_accepting_submissions(self) -> bool:
-        """Tell whether there is room."""
+        """Return whether the queue has room."""
 
     async def get_queue_depth(self) -> int:
-        """Return how many petitions wait, as far as is known."""
+        """Return the last known number of waiting petitions."""
 
     async def take_place(self) -> None:
-        """Take a place in the queue for a petition, in the transaction that has saved it.
+        """Add a petition to the queue, in the transaction that saves it.
 
         Raises:
-            QueueOverflowError: The queue is full by now. The transaction must be rolled back.
+            QueueOverflowError: The queue is full. The transaction must be rolled back.
         """
 
     def refuse(self) -> QueueOverflowError:
-        """Log and count a petition that is refused because the queue is full; return the error."""
+        """Log and count a refusal because the queue is full, and return the error."""

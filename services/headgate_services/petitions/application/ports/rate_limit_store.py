@@ -1,4 +1,4 @@
-"""Where submissions are counted: in counters per submitter and minute (D4)."""
+"""The store of the counters per submitter and minute (D4)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headgate.stores.postgres import BucketDecision, Cleanup
 
 @dataclass(frozen=True, slots=True)
 class RateLimitPolicy:
-    """How much may be counted.
+    """The limits of a counter.
 
     Attributes:
-        limit: Most units of one submitter in the window.
-        window_minutes: How long the window is.
+        limit: The most units of a submitter in the window.
+        window_minutes: The length of the window.
         strict: Whether a unit counts from the end of its minute instead of its beginning.
-        realm_limit: Most units of one realm in the window; 0 for no such limit.
-        global_limit: Most units in the window altogether; 0 for no such limit.
+        realm_limit: The most units of a realm in the window; 0 for unlimited.
+        global_limit: The most units of all submitters in the window; 0 for unlimited.
     """
 
     limit: int
@@ -30,41 +30,41 @@ class RateLimitPolicy:
 
     @property
     def window(self) -> timedelta:
-        """How long the window is."""
+        """The length of the window."""
         return timedelta(minutes=self.window_minutes)
 
 
 class RateLimitStorePort(Protocol):
-    """Counts submissions, or whatever else `counter` names, in minutes.
+    """Counts submissions, or other units named by `counter`, per minute.
 
-    Time is the database's, so that instances cannot disagree.
+    Time is the database's, so that all instances agree.
     """
 
     @property
     def counter(self) -> str:
-        """What is counted; stores of different names count apart."""
+        """The kind of unit; stores with different names count separately."""
 
     async def get_submission_count(self, submitter_id: UUID, since: datetime) -> int:
-        """Return the sum of the counters whose minute began later than `since`; 0 if there are none."""
+        """Return the sum of the counters whose minute began later than `since`."""
 
     async def increment_bucket(self, submitter_id: UUID, bucket_minute: datetime) -> None:
-        """Add one to the counter of a minute, whatever the limit."""
+        """Add one to the counter of a minute, without checking the limit."""
 
     async def get_oldest_bucket_expiry(self, submitter_id: UUID, since: datetime) -> datetime | None:
-        """Return when the oldest counter later than `since` leaves the window; `None` if there is none."""
+        """Return when the oldest counter later than `since` leaves the window; `None` without counters."""
 
     async def get_usage(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
     ) -> BucketDecision:
-        """Return what all limits have counted, the submitter's first, with one statement."""
+        """Return the counts of all limits, the submitter's first, with one statement."""
 
     async def hold(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
     ) -> BucketDecision:
-        """Count one unit under all limits if all admit it, in the transaction under way; else count nothing.
+        """Count one unit in the current transaction if all limits admit it; otherwise count nothing.
 
-        Others who count for the same submitter wait until that transaction has ended.
+        Other transactions that count for the same submitter wait until this one ends.
         """
 
     async def cleanup_expired_buckets(self, older_than: timedelta) -> Cleanup:
-        """Delete the counters of minutes that began longer ago than that, unless another instance is doing so."""
+        """Delete the counters of minutes that began longer ago, unless another instance is deleting."""

@@ -1,4 +1,4 @@
-"""What the service does."""
+"""Services of the application."""
 
 from headgate_services.petitions.application.services.petition_submission_service import (
     PetitionSubmissionService,

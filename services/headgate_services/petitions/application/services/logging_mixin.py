@@ -1,4 +1,4 @@
-"""Structured log lines with the component that wrote them."""
+"""Structured logging with a component."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import structlog
 
 
 class LoggingMixin:
-    """Provides a service with `self._log`, whose lines carry the service's component."""
+    """Adds `self._log`, a logger with the service's component in every line."""
 
     _log: Any
 
     def _init_logger(self, component: str) -> None:
         """Create the logger; call this in `__init__`."""
-        # A lazy logger: the configuration at the time of each line applies.
+        # A lazy logger, so that later changes of the configuration apply.
         self._log = structlog.get_logger(component=component)

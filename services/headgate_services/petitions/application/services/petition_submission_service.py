@@ -31,7 +31,7 @@ CO_SIGN = "co_sign"
 
 
 class PetitionSubmissionService(LoggingMixin):
-    """Accepts petitions and co-signs. Each is written together with its count and its event, or not at all."""
+    """Accepts petitions and co-signs. Each is written in one transaction with its count and its event."""
 
     def __init__(self, records: PetitionRecords) -> None:
         self._init_logger(component="petition.submission")
@@ -40,19 +40,17 @@ class PetitionSubmissionService(LoggingMixin):
     async def submit(
         self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityPort, trace_id: str
     ) -> tuple[Petition, int]:
-        """Save a petition that has passed the check of the limit, count it, and give it its place in the queue.
+        """Save and count a petition, and add it to the queue; return it and the submitter's remaining petitions.
 
-        Return it, and how many more the submitter may submit.
-
-        Counting comes last: until the transaction ends, others who count for the same submitter wait, so the wait is
-        as short as can be; and the place in the queue, for which all wait, comes after that.
+        The count locks the submitter, and the queue locks all submitters, until the transaction ends. So these two steps
+        come last.
 
         Raises:
-            SystemHaltedError: Nothing is written at the moment.
-            InvalidRealmError: There is no such realm.
-            RateLimitExceededError: Others were faster since the check.
-            QueueOverflowError: Likewise.
-            CommitUnknownError: It is unknown whether it was kept; the error names the petition.
+            SystemHaltedError: The system is halted.
+            InvalidRealmError: The realm does not exist.
+            RateLimitExceededError: The limit was reached since the check.
+            QueueOverflowError: The queue became full since the check.
+            CommitUnknownError: It is unknown whether the petition was saved; the error has its id.
         """
         petition: Petition | None = None
         try:
@@ -75,21 +73,21 @@ class PetitionSubmissionService(LoggingMixin):
         """Return a petition, also while the system is halted.
 
         Raises:
-            PetitionNotFoundError: There is none.
+            PetitionNotFoundError: The petition does not exist.
         """
         return _found(petition_id, await self._records.get_petition(petition_id))
 
     async def co_sign(
         self, petition_id: UUID, signer_id: UUID, limiter: RateLimiterPort, trace_id: str
     ) -> CoSign:
-        """Co-sign a petition, once per identity. Repeating a co-sign is refused before the limit is checked.
+        """Co-sign a petition, once per identity. A repeated co-sign is refused before the limit is checked.
 
         Raises:
-            SystemHaltedError: Nothing is written at the moment.
-            PetitionNotFoundError: It does not exist.
-            InvalidPetitionError: Its fate is settled.
-            AlreadyCoSignedError: This identity has co-signed it.
-            RateLimitExceededError: This identity has co-signed too many.
+            SystemHaltedError: The system is halted.
+            PetitionNotFoundError: The petition does not exist.
+            InvalidPetitionError: The petition is in a final state.
+            AlreadyCoSignedError: This identity has already co-signed it.
+            RateLimitExceededError: The limit of co-signs of this identity is reached.
         """
         async with self._records.transaction():
             await self._demand_running()
@@ -117,13 +115,13 @@ class PetitionSubmissionService(LoggingMixin):
     async def withdraw(
         self, petition_id: UUID, requester_id: UUID, reason: str | None, trace_id: str
     ) -> Petition:
-        """Take a petition back; its count stays.
+        """Withdraw a petition; it stays counted.
 
         Raises:
-            SystemHaltedError: Nothing is written at the moment.
-            PetitionNotFoundError: There is none.
-            NotYourPetitionError: Another submitted it, or it is anonymous.
-            InvalidPetitionError: Its fate is settled.
+            SystemHaltedError: The system is halted.
+            PetitionNotFoundError: The petition does not exist.
+            NotYourPetitionError: The requester is not its submitter, or it is anonymous.
+            InvalidPetitionError: The petition is in a final state.
         """
         async with self._records.transaction():
             await self._demand_running()
@@ -140,7 +138,7 @@ class PetitionSubmissionService(LoggingMixin):
         return petition
 
     async def _demand_running(self) -> None:
-        """Raise `SystemHaltedError` if nothing is written at the moment."""
+        """Raise `SystemHaltedError` if the system is halted."""
         reason = await self._records.get_halt_reason()
         if reason is not None:
             raise SystemHaltedError(reason)

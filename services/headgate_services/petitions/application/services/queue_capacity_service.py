@@ -1,9 +1,8 @@
-"""Whether there is room for another petition.
+"""The capacity of the queue of petitions.
 
-The queue is full at the threshold and has room again only below threshold - hysteresis, so that it does not flap around
-one number. Counting the queue costs a query, so the answer is believed for a while. Petitions that any instance has taken in
-since are in the figure: a petition takes its place in the transaction that saves it, or is not saved. So the threshold holds
-whatever comes at once.
+The queue is full at the threshold and accepts petitions again only below threshold - hysteresis. The number of waiting
+petitions is counted at most once per `cache_ttl_seconds`. Each petition adds one to that number in the transaction that
+saves it, or is not saved, so concurrent submissions cannot exceed the threshold.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 
 class QueueCapacityService(LoggingMixin):
-    """Refuses petitions while too many wait. Whether it is refusing is this process's own state.
+    """Refuses petitions while too many are waiting. Each process has its own hysteresis.
 
     Args:
-        records: The number of waiting petitions.
+        records: The stored number of waiting petitions.
         config: Thresholds and times.
         metrics: Receives the depth and refusals.
         clock: Monotonic seconds.
@@ -57,8 +56,8 @@ class QueueCapacityService(LoggingMixin):
         return not self._is_rejecting
 
     async def get_queue_depth(self) -> int:
-        """Return how many petitions wait; counted at most once per `cache_ttl_seconds`."""
-        # Who comes while it is being counted waits for that, not for a count of its own.
+        """Return the number of waiting petitions; counted at most once per `cache_ttl_seconds`."""
+        # Concurrent callers wait for the same count.
         async with self._counting:
             if self._clock() >= self._good_until:
                 ttl = self._config.cache_ttl_seconds

@@ -1,4 +1,4 @@
-"""Removing counters that have left the window long ago."""
+"""Removal of expired counters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headgate_services.petitions.application.services.logging_mixin import Loggi
 
 
 class RateLimitCleanupService(LoggingMixin):
-    """Deletes counters older than the TTL, which is longer than the window: nothing that counts is ever deleted.
+    """Deletes counters older than the TTL, which is longer than the window.
 
-    Safe with any number of instances: only one of them deletes at a time.
+    Any number of instances may run it; only one deletes at a time.
     """
 
     def __init__(self, store: RateLimitStorePort, ttl_hours: int = 2) -> None:
@@ -23,7 +23,7 @@ class RateLimitCleanupService(LoggingMixin):
         self._ttl_hours = ttl_hours
 
     async def cleanup(self) -> Cleanup:
-        """Delete what is too old, log it, and return what was done."""
+        """Delete expired counters, and log and return the result."""
         age = timedelta(hours=self._ttl_hours)
         done = await self._store.cleanup_expired_buckets(age)
         self._log.info(
@@ -39,10 +39,10 @@ class RateLimitCleanupService(LoggingMixin):
     async def run_every(
         self, seconds: float, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     ) -> None:
-        """Clean up now and after every so many seconds, until cancelled; a failure is logged, and tried again."""
+        """Clean up now and every `seconds`, until cancelled; failures are logged."""
         while True:
             try:
                 await self.cleanup()
-            except Exception:  # noqa: BLE001  # any error: the only task that cleans up must go on
+            except Exception:  # noqa: BLE001  # the task must survive any error
                 self._log.exception("cleanup_failed")
             await sleep(seconds)

@@ -1,8 +1,7 @@
-"""The limit on submissions (FR-1.5, HC-4): a window that slides over counters per minute.
+"""The limiter of submissions (FR-1.5, HC-4): a sliding window over counters per minute.
 
-A petition counts as long as its minute is in the window: the sum of the counters whose minute began later than now minus
-the window. So room returns minute by minute. The counters, the clock and the arithmetic are the database's; here is what
-the figures mean.
+The count is the sum of the counters whose minute began later than now minus the window, so capacity returns minute by
+minute. The database has the counters and the clock, and computes the sums.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 __all__ = ["RateLimitResult", "RateLimitService", "refusal_of"]
 
 INFO_LINES = "10/minute"
-"""The most lines at INFO about refusals of one submitter."""
+"""The most log lines at INFO about refusals of one submitter."""
 
 _MOST_SUBMITTERS = 10_000
 
 
 class RateLimitService(LoggingMixin):
-    """Limits submissions with counters in a store. Any store, limit and window will do: co-signs have their own.
+    """Limits submissions, or other units such as co-signs, with counters in a store.
 
     Args:
-        store: Where submissions are counted; what it counts has a name, apart from everything with another.
-        limit_per_hour: Most of one submitter in the window.
-        window_minutes: How long the window is.
-        strict: Whether a submission counts from the end of its minute instead of its beginning.
-        realm_limit: Most to one realm in the window, of all submitters; 0 for no such limit.
-        global_limit: Most in the window altogether; 0 for no such limit.
+        store: The store of the counters.
+        limit_per_hour: The most units of a submitter in the window.
+        window_minutes: The length of the window.
+        strict: Whether a unit counts from the end of its minute instead of its beginning.
+        realm_limit: The most units of a realm in the window; 0 for unlimited.
+        global_limit: The most units of all submitters in the window; 0 for unlimited.
         metrics: Receives the result of every check.
     """
 
@@ -59,7 +58,7 @@ class RateLimitService(LoggingMixin):
         )
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
-        """Return whether one more petition is admitted, with one statement; counts nothing."""
+        """Return whether one more petition is admitted, with one statement and without counting it."""
         result = self._result(await self._store.get_usage(self.policy, submitter_id, realm))
         if self._metrics is not None:
             self._metrics.checked(submitter_id, result)
@@ -68,13 +67,13 @@ class RateLimitService(LoggingMixin):
         return result
 
     async def record_submission(self, submitter_id: UUID, *, realm: str | None = None) -> None:
-        """Count a petition in the transaction under way, in which it has been saved.
+        """Count a petition in the current transaction, after it was saved there.
 
-        The limit is checked once more, with the submitter locked until the transaction ends:
-        of any number of petitions that passed the check at the same time, exactly as many as there is room for pass here.
+        The limit is checked again, and the submitter is locked until the transaction ends. So concurrent petitions that
+        passed the first check cannot exceed the limit.
 
         Raises:
-            RateLimitExceededError: There is no room any more; nothing was counted.
+            RateLimitExceededError: The limit is reached; nothing was counted.
         """
         decision = await self._store.hold(self.policy, submitter_id, realm)
         result = self._result(decision)
@@ -96,7 +95,7 @@ class RateLimitService(LoggingMixin):
         return self._result(await self._store.get_usage(self.policy, submitter_id)).remaining
 
     def get_limit(self) -> int:
-        """Return how many petitions of one submitter a window may hold."""
+        """Return the limit per submitter and window."""
         return self.policy.limit
 
     def get_window_minutes(self) -> int:
@@ -106,7 +105,7 @@ class RateLimitService(LoggingMixin):
         usage = decision.usages[0]
         reset_at = usage.oldest_expiry or decision.at + self.policy.window
         if not decision.allowed:
-            # Not the oldest counter's end: above the limit (it was lowered, say) that frees too little.
+            # Not the expiry of the oldest counter, which is too early if the count is above the limit.
             usage, reset_at = decision.binding, decision.next_allowed or reset_at
         return RateLimitResult(
             allowed=decision.allowed,
@@ -132,7 +131,7 @@ class RateLimitService(LoggingMixin):
 def refusal_of(
     submitter_id: UUID, result: RateLimitResult, window_minutes: int, counter: str = "submission"
 ) -> RateLimitExceededError:
-    """Return the error that says what a refused check found."""
+    """Return the error for a refused check."""
     return RateLimitExceededError(
         submitter_id,
         result.current_count,

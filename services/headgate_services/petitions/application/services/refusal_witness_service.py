@@ -1,12 +1,11 @@
-"""Witnessing: every refusal for a limit becomes part of the ledger (AC4, D4).
+"""Events in the ledger for every refusal by a limit (AC4, D4).
 
-The first refusals of one kind in a row have one event each, written before the client has its answer. After that, refusals
-are merged: they share an event, which states their number and is written when there are a hundred of them or when a minute
-has passed. So a flood cannot fill the ledger. Merged refusals are answered before their event is written; a killed process
-loses the latest of them.
+The first refusals of one kind in a row have one event each, which is written before the response. Further refusals share an
+event with their number, written after a hundred refusals or a minute, so that a flood cannot fill the ledger. These are
+answered before their event is written, so a killed process loses the latest of them.
 
-A refusal stays a refusal whatever happens here: a failure to write is logged as an error. While the system is halted nothing
-is written, which is logged as well.
+A failure to write is logged as an error and does not change the response. While the system is halted, nothing is written,
+and that is logged too.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class RefusalWitnessService(LoggingMixin):
         self._last_sequence = 0
 
     async def witness(self, refusal: RateLimitExceededError, trace_id: str) -> int:
-        """Write a refusal down and return the number of the latest event that is known; never raises for a failure."""
+        """Write a refusal, and return the number of the latest known event; errors are only logged."""
         kind = (refusal.submitter_id, refusal.counter, refusal.scope)
         flood = self._flood(kind)
         if flood.seen <= INDIVIDUALLY:
@@ -131,7 +130,7 @@ class RefusalWitnessService(LoggingMixin):
             if sequence is None:
                 self._log.warning("rate_limit_witness_skipped", reason="halted", **event.payload)
                 sequence = await self._ledger.last_sequence()
-        except Exception:  # noqa: BLE001  # whatever it was, the client must have its 429
+        except Exception:  # noqa: BLE001  # the client must get its 429 in any case
             self._log.exception("rate_limit_witness_failed", **event.payload)
             return self._last_sequence
         self._last_sequence = max(self._last_sequence, sequence)

@@ -21,11 +21,11 @@ REALMS = (
     "realm_talent_acquisition_team_building",
     "realm_threat_anomaly_detection",
 )
-"""Where petitions may go; the first is the default."""
+"""The realms; the first is the default."""
 
 
 class PetitionType(StrEnum):
-    """What a petition is about."""
+    """The type of a petition."""
 
     GENERAL = "GENERAL"
     CESSATION = "CESSATION"
@@ -35,7 +35,7 @@ class PetitionType(StrEnum):
 
 
 class PetitionState(StrEnum):
-    """How far a petition has come. Those that are neither received nor deliberated are final."""
+    """The state of a petition. All states except RECEIVED and DELIBERATING are final."""
 
     RECEIVED = "RECEIVED"
     DELIBERATING = "DELIBERATING"
@@ -47,17 +47,17 @@ class PetitionState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether the state is final."""
         return self not in (PetitionState.RECEIVED, PetitionState.DELIBERATING)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A petition as it was handed in.
+    """A petition to submit.
 
     Attributes:
-        counted_as: Who it counts for; of an anonymous one, an id derived from where it came from.
-        submitter_id: Who says they submitted it; `None` if it is anonymous.
+        counted_as: The id that it counts for; for an anonymous petition, derived from the client's address.
+        submitter_id: The submitter; `None` if it is anonymous.
     """
 
     type: PetitionType
@@ -70,7 +70,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Petition:
-    """A petition as it is kept."""
+    """A stored petition."""
 
     id: UUID
     type: PetitionType
@@ -85,19 +85,19 @@ class Petition:
 
     @property
     def fate(self) -> str | None:
-        """Why it ended as it did, once it has."""
+        """The reason of the final state, or None."""
         return self.fate_reason if self.state.is_final else None
 
     @property
     def status_token(self) -> str:
-        """A word that changes whenever the petition does."""
+        """An ETag of the status."""
         text = f"{self.id}/{self.state}/{self.updated_at.timestamp():.6f}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class CoSign:
-    """Somebody's name under a petition, and how many names there are with it."""
+    """A co-sign, and the number of co-signs of its petition."""
 
     id: UUID
     petition_id: UUID

@@ -1,8 +1,7 @@
-"""A counter of one submitter for one minute.
+"""The counter of a submitter for one minute.
 
-The window slides over these: what a submitter has used is the sum of the counters whose minute began within the window.
-So capacity returns minute by minute, not all at once, and a table of small rows is all the state there is. Counters
-outlive the window by the TTL and are then deleted by the cleanup; the sum does not see them any more by then.
+The count of a submitter in the sliding window is the sum of the counters whose minute began within the window, so capacity
+returns minute by minute. Counters older than the TTL, which is longer than the window, are deleted by the cleanup.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class RateLimitBucket:
-    """How many petitions a submitter submitted in one minute (FR-1.5, HC-4).
+    """The number of petitions of a submitter in one minute (FR-1.5, HC-4).
 
     Attributes:
-        submitter_id: Whose.
+        submitter_id: The submitter.
         bucket_minute: The beginning of the minute.
-        count: How many, at least 1.
+        count: The number of petitions, at least 1.
     """
 
     submitter_id: UUID
@@ -33,20 +32,20 @@ class RateLimitBucket:
             raise ValueError(f"a bucket begins on a whole minute, not at {self.bucket_minute.isoformat()}")
 
     def counts_at(self, now: datetime, window: timedelta) -> bool:
-        """Tell whether it is in the window: one that began exactly a window ago no longer is."""
+        """Return whether the counter is in the window; exactly a window ago is outside."""
         return self.bucket_minute > now - window
 
     def expires_at(self, window: timedelta) -> datetime:
-        """Return when it leaves the window."""
+        """Return when the counter leaves the window."""
         return self.bucket_minute + window
 
 
 def start_of_minute(instant: datetime) -> datetime:
-    """Return the beginning of an instant's minute, in UTC.
+    """Return the beginning of the minute of a time, in UTC.
 
     Raises:
-        ValueError: The instant has no time zone.
+        ValueError: The time has no time zone.
     """
     if instant.tzinfo is None:
-        raise ValueError(f"an instant has a time zone; {instant.isoformat()} has none")
+        raise ValueError(f"{instant.isoformat()} has no time zone")
     return instant.astimezone(UTC).replace(second=0, microsecond=0)

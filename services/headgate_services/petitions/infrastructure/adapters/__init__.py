@@ -1,1 +1,1 @@
-"""What stands behind the ports."""
+"""Adapters of the ports."""

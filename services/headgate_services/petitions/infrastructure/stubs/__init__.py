@@ -1,4 +1,4 @@
-"""Stand-ins for tests; the running service uses none of them."""
+"""Stubs for tests."""
 
 from headgate_services.petitions.infrastructure.stubs.rate_limiter_stub import RateLimiterStub
 

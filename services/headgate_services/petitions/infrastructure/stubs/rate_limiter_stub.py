@@ -1,4 +1,4 @@
-"""A limiter whose answers a test sets. It has no clock: what it counts never expires."""
+"""A limiter for tests. It has no clock, so counts never expire."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headgate_services.petitions.domain.errors import RateLimitExceededError
 
 
 class RateLimiterStub:
-    """Admits or refuses as configured.
+    """A limiter with configurable limit and counts.
 
     Args:
-        limit: How many petitions of one submitter it admits.
-        window_minutes: What it says the window is.
-        count: How many every submitter has submitted already.
+        limit: The limit per submitter.
+        window_minutes: The reported length of the window.
+        count: The initial count of every submitter.
     """
 
     def __init__(self, limit: int = 10, window_minutes: int = 60, count: int = 0) -> None:
@@ -27,21 +27,21 @@ class RateLimiterStub:
 
     @classmethod
     def allowing(cls, limit: int = 10) -> RateLimiterStub:
-        """Return one that has counted nothing yet."""
+        """Return a stub without counts."""
         return cls(limit)
 
     @classmethod
     def at_limit(cls, limit: int = 10) -> RateLimiterStub:
-        """Return one at whose limit every submitter is."""
+        """Return a stub with every submitter at the limit."""
         return cls(limit, count=limit)
 
     @classmethod
     def over_limit(cls, limit: int = 10, excess: int = 5) -> RateLimiterStub:
-        """Return one above whose limit every submitter is."""
+        """Return a stub with every submitter above the limit."""
         return cls(limit, count=limit + excess)
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
-        """Return the configured answer."""
+        """Return the configured result."""
         count = self.get_count(submitter_id)
         return RateLimitResult(
             allowed=count < self._limit,
@@ -52,46 +52,46 @@ class RateLimiterStub:
         )
 
     async def record_submission(self, submitter_id: UUID, *, realm: str | None = None) -> None:
-        """Count one, if there is room."""
+        """Count one petition, if the limit admits it."""
         result = await self.check_rate_limit(submitter_id)
         if not result.allowed:
             raise RateLimitExceededError(submitter_id, result.current_count, result.limit, result.reset_at)
         self._counts[submitter_id] = result.current_count + 1
 
     async def get_remaining(self, submitter_id: UUID) -> int:
-        """Return how many more it admits."""
+        """Return the remaining petitions."""
         return (await self.check_rate_limit(submitter_id)).remaining
 
     def get_limit(self) -> int:
-        """Return its limit."""
+        """Return the limit."""
         return self._limit
 
     def get_window_minutes(self) -> int:
-        """Return what it says the window is."""
+        """Return the reported length of the window."""
         return self._window_minutes
 
     def get_count(self, submitter_id: UUID) -> int:
-        """Return how many a submitter has submitted."""
+        """Return the count of a submitter."""
         return self._counts.get(submitter_id, self._initial)
 
     def set_count(self, submitter_id: UUID, count: int) -> None:
-        """Say how many a submitter has submitted."""
+        """Set the count of a submitter."""
         self._counts[submitter_id] = count
 
     def set_limit(self, limit: int) -> None:
-        """Say how many it admits."""
+        """Set the limit."""
         self._limit = limit
 
     def set_reset_at(self, reset_at: datetime | None) -> None:
-        """Say when there is room again; `None` for a window from now."""
+        """Set the reported reset time; `None` for a window from now."""
         self._reset_at = reset_at
 
     def reset_submitter(self, submitter_id: UUID) -> None:
-        """Forget what a submitter has submitted."""
+        """Clear the count of a submitter."""
         self._counts.pop(submitter_id, None)
 
     def reset(self) -> None:
-        """Forget everything but the limit."""
+        """Clear everything except the limit."""
         self._counts.clear()
         self._initial = 0
         self._reset_at = None

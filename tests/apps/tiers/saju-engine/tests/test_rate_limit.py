@@ -16,7 +16,8 @@ from headgate.testing.servers import RedisServer
 from headgate_services.tiers import _redact_redis_credentials, middleware, setup_rate_limiting
 from headgate_services.tiers.bucket import Bucket
 from headgate_services.tiers.rate_limiter import Backends
-from tests.apps.tiers.support import eventually, service_process
+from tests.apps.processes import service_process
+from tests.apps.tiers.support import eventually
 
 SECRET = "s3cret-p@ss/w%rd"
 ENCODED = "s3cret-p%40ss%2Fw%25rd"
@@ -58,7 +59,7 @@ def test_the_line_on_not_connecting(server: RedisServer, caplog: pytest.LogCaptu
     setup_rate_limiting(f"redis://ada:{ENCODED}@127.0.0.1:{server.port}/0", timeout=30)
     [record] = caplog.records
     assert record.levelname == "WARNING"
-    assert f"Rate limiting: Redis at redis://***@127.0.0.1:{server.port}/0 does not answer" in caplog.text
+    assert f"Rate limiting: Redis at redis://***@127.0.0.1:{server.port}/0 does not reply" in caplog.text
     assert "cret-p" not in caplog.text
 
 
@@ -109,7 +110,7 @@ async def test_s17_a_whole_run_leaves_no_password_in_the_log(tmp_path: Path) -> 
             "LOG_LEVEL": "debug",
         }
         async with (
-            service_process(tmp_path, **variables) as service,
+            service_process("tiers", tmp_path, **variables) as service,
             httpx.AsyncClient(base_url=service.url) as client,
         ):
             assert (await client.get("/v1/whoami")).status_code == 200
@@ -120,7 +121,7 @@ async def test_s17_a_whole_run_leaves_no_password_in_the_log(tmp_path: Path) -> 
 
             async def is_back() -> bool:
                 await client.get("/v1/whoami")
-                return any("is back" in line for line in service.log)
+                return any("is back after" in line for line in service.log)
 
             await eventually(is_back)
             metrics = (await client.get("/metrics")).text

@@ -1,11 +1,11 @@
-"""Connections to PostgreSQL, and transactions that several parts share.
+"""Connections to PostgreSQL, and transactions that several objects share.
 
-Inside `transaction()` every `connection()` of the same task is that transaction's, so a petition, its event and its count
-are written by three parts that know nothing of each other, and kept together or not at all.
+Inside `transaction()`, every `connection()` of the same task returns the connection of that transaction. So a petition, its
+event and its count are written by three separate objects in one transaction.
 
-When the database fails, everything is denied, because the count is not known then. A block has `timeout` seconds in all
-for the connection, its check and all statements; what it has not committed by then is rolled back. If the answer to a commit
-is missing, the outcome is unknown: that is an error of its own. `common.outages` says what an outage costs.
+While the database is down, everything is refused, because the count is unknown. A block has `timeout` seconds for the
+connection, its check and all statements; then it is rolled back. If the reply to a commit is missing, the outcome is
+unknown, which is a separate error. See also `common.outages`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Database:
     """A pool of connections.
 
     Args:
-        url: Where PostgreSQL is.
-        pool_size: Most connections.
-        timeout: Seconds that a block has, from asking for a connection to the end of its last statement.
+        url: The address of PostgreSQL.
+        pool_size: The most connections.
+        timeout: Time limit for a block in seconds, from requesting a connection to the last reply.
         outage_seconds: `Retry-After` while the database cannot be reached, in seconds.
     """
 
@@ -55,36 +55,36 @@ class Database:
 
     @property
     def is_down(self) -> bool:
-        """Whether the database is known not to answer; everything is denied at once then."""
+        """Whether the database is down; requests then fail at once."""
         return self._outages.is_down
 
     async def open(self) -> None:
-        """Begin to connect."""
+        """Open the pool."""
         await self._pool.open()
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         await self._outages.aclose()
         await self._pool.close(timeout=_RETRY_SECONDS)
 
     async def ping(self) -> None:
-        """Ask the database for an answer.
+        """Run a query.
 
         Raises:
-            DatabaseUnavailableError: There is none.
+            DatabaseUnavailableError: The database does not reply.
         """
         async with self.connection() as connection:
             await connection.execute("SELECT 1")
 
     @asynccontextmanager
     async def connection(self, timeout: float | None = None) -> AsyncIterator[Connection]:
-        """Provide the connection of the transaction under way, or else one on which every statement is its own.
+        """Provide the connection of the current transaction, or else a connection in autocommit mode.
 
         Args:
-            timeout: Seconds for the block, instead of the usual ones.
+            timeout: Time limit for the block in seconds, instead of the default.
 
         Raises:
-            DatabaseUnavailableError: There is none, or it broke, or the time was over.
+            DatabaseUnavailableError: Connecting failed, the connection broke, or the block took too long.
         """
         current = _current.get()
         if current is not None and current[0] is self:
@@ -95,7 +95,7 @@ class Database:
         seconds = self._timeout if timeout is None else timeout
         try:
             with within(seconds):
-                # Not `pool.connection()`: that commits once more at the end, when the time may be over but all is done.
+                # Not `pool.connection()`, which commits again at the end, when the time may be over.
                 pool = self._pool
                 connection = await pool.getconn(time_left())
                 connection.limit = seconds
@@ -113,11 +113,11 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, timeout: float | None = None) -> AsyncIterator[Connection]:
-        """Provide a transaction, which is kept if the block ends well; one within another is part of that.
+        """Provide a transaction that is committed at the end of the block; nested blocks are part of the outer one.
 
         Raises:
-            CommitUnknownError: The commit was not answered: it may be kept, or not.
-            DatabaseUnavailableError: Nothing was kept.
+            CommitUnknownError: The server did not confirm the commit; the changes may be stored or not.
+            DatabaseUnavailableError: Nothing was stored.
         """
         outermost = _current.get() is None
         is_complete = False
@@ -138,7 +138,7 @@ class Database:
                 raise
 
     async def _probe(self) -> None:
-        """Ask the database on a connection of its own."""
+        """Query the database on a separate connection."""
         try:
             async with await BoundedConnection.connect(self.url, limit=self._timeout) as connection:
                 await connection.execute("SELECT 1")
@@ -149,7 +149,7 @@ class Database:
         if not self.is_down:
             _log().warning("database_busy")
             return
-        # The old pool tries to connect ever less often; a new one begins now.
+        # The old pool waits longer and longer between attempts to connect; a new one connects at once.
         old, self._pool = self._pool, self._make_pool()
         await self._pool.open()
         _log().warning("database_available")
@@ -169,14 +169,14 @@ class Database:
                 "limit": self._timeout,
             },
             configure=self._configure,
-            check=AsyncConnectionPool.check_connection,  # a restarted server must not cost a request per connection
+            check=AsyncConnectionPool.check_connection,  # connections break when the server restarts
         )
 
     async def _configure(self, connection: Connection) -> None:
-        # What we no longer wait for must end on the server too, also if the network is cut and it never hears of that.
+        # The server has to end statements that we stopped waiting for, even if the network is down.
         for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
             await connection.execute(f"SET {setting} = {round(self._timeout * 1000)}")
-        # Counts under a higher level would be as old as the transaction, whatever the database's default is.
+        # With a higher isolation level, counts would be as old as the transaction.
         await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
 
 

@@ -1,4 +1,4 @@
-"""Bringing the database up to date: numbered files, each applied once, in order."""
+"""Migrations: numbered SQL files, each applied once, in order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def all_migrations() -> list[Migration]:
 
 
 async def migrate(database: Database) -> list[Migration]:
-    """Apply what has not been applied yet, and return it. Instances that start together wait for each other."""
-    await database.ping()  # a database that hangs is noticed within the usual deadline
+    """Apply missing migrations, and return them. Instances that start at the same time wait for each other."""
+    await database.ping()  # detects a database that hangs within the default time limit
     async with database.transaction(_TIMEOUT) as connection:
         await connection.execute(f"SET LOCAL statement_timeout = {_TIMEOUT * 1000}")
 

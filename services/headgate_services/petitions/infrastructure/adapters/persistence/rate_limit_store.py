@@ -1,4 +1,4 @@
-"""The counters in PostgreSQL, thin over Headgate's bucket table (FR-1.5, D4)."""
+"""The counters in PostgreSQL, on Headgate's bucket table (FR-1.5, D4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MINUTE_US = 60_000_000
 _CLEANUP_SECONDS = 60.0  # for all its batches together
 _TABLE = "petition_rate_limit_buckets"
 SUBMISSION = "submission"
-"""The counter of the document: its keys are the submitters themselves."""
+"""The counter of the document; its keys are the ids of submitters."""
 
 _STAND_INS = UUID("b4c5a0a4-6a2c-5d29-9c43-0f6f3a6f9d16")
 
@@ -31,16 +31,16 @@ _INCREMENT = f"""
 
 
 class PostgresRateLimitStore:
-    """Counts in `petition_rate_limit_buckets`: submissions, or something else by another name.
+    """Counters in `petition_rate_limit_buckets`.
 
-    Submitters stand in the table as they are. For another counter, ids derived from its name and theirs do, so that any
-    number of limits share the table, its indexes and its cleanup, and none sees the units of another.
+    Submissions use the submitter's id as key. Other counters use ids derived from the counter's name and the submitter's
+    id, so that all of them share the table but count separately.
 
     Args:
-        database: Where the table is.
-        window_minutes: How long counters are in the window, for `get_oldest_bucket_expiry`.
-        counter: What is counted.
-        now: What time it is, for tests; `None` for the database's own clock.
+        database: The database with the table.
+        window_minutes: The length of the window, for `get_oldest_bucket_expiry`.
+        counter: The kind of unit.
+        now: A clock for tests; `None` for the database's clock.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PostgresRateLimitStore:
         return int(row[0]) if row else 0
 
     async def increment_bucket(self, submitter_id: UUID, bucket_minute: datetime) -> None:
-        """Add one to the counter of a minute, whatever the limit; any instant stands for its minute."""
+        """Add one to the counter of the minute of a time, without checking the limit."""
         async with self._database.connection() as connection:
             await connection.execute(_INCREMENT, [self._id(submitter_id), start_of_minute(bucket_minute)])
 
@@ -82,19 +82,19 @@ class PostgresRateLimitStore:
     async def hold(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
     ) -> BucketDecision:
-        """Count one unit under all limits if all admit it, in the transaction under way or one of its own."""
+        """Count one unit if all limits admit it, in the current transaction or a new one."""
         table = _bucket_table(policy, realm is not None, self.counter)
         async with self._database.transaction() as connection:
             return await table.hold(connection, self._key(policy, submitter_id, realm), now=self._time())
 
     async def reset(self, submitter_id: UUID) -> int:
-        """Forget what was counted for a submitter, and return how many units that were."""
+        """Clear the counts of a submitter, and return the number of removed units."""
         async with self._database.connection() as connection:
             rows = await (await connection.execute(_RESET, [self._id(submitter_id)])).fetchall()
         return sum(count for (count,) in rows)
 
     async def cleanup_expired_buckets(self, older_than: timedelta) -> Cleanup:
-        # How old they must be is what counts here; which limits they were for does not.
+        # The limits do not matter here, only the age of the counters.
         table = _bucket_table(RateLimitPolicy(1, 1), False, self.counter)
         async with self._database.connection(_CLEANUP_SECONDS) as connection:
             return await table.cleanup(connection, older_than=older_than, now=self._time())
@@ -110,7 +110,7 @@ class PostgresRateLimitStore:
     def _key(self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None) -> dict[str, UUID | str]:
         submitter_id = self._id(submitter_id)
         if (policy.realm_limit or policy.global_limit) and submitter_id.version == 8:
-            # Such ids are what the table calls realms and the global counter; a submitter must not pose as one.
+            # The table uses UUIDs of version 8 for realms and the global counter; submitters must not collide with them.
             submitter_id = uuid5(_STAND_INS, str(submitter_id))
         key: dict[str, UUID | str] = {"submitter": submitter_id}
         if policy.realm_limit and realm is not None:

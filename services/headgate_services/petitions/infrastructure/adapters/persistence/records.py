@@ -105,7 +105,7 @@ class PetitionRecords:
         return int(row[0])
 
     async def save_petition(self, draft: Draft) -> Petition:
-        """Keep a new petition, with the BLAKE3 hash of its text."""
+        """Store a new petition with the BLAKE3 hash of its text."""
         preferences = draft.notification_preferences
         row = await self._row(
             _SAVE,
@@ -143,8 +143,8 @@ class PetitionRecords:
         if row[1] < max_age:
             return QueueMeasure(row[0], row[1])
         async with self._database.transaction():
-            # A petition that takes a place holds this lock until it is committed, so the count misses none. It is a
-            # statement of its own, or it would be as old as the wait for the lock.
+            # Petitions hold this lock until they are committed, so the count misses none of them. The lock is a separate
+            # statement, because the snapshot of the count must be taken after the lock.
             await self._row(_LOCK_QUEUE)
             return QueueMeasure(await self._number(_RECOUNT), 0.0)
 
@@ -157,7 +157,7 @@ class PetitionRecords:
         return None if row is None else int(row[0])
 
     async def append(self, event: LedgerEvent) -> int:
-        """Write an event into the ledger, which takes additions only, and return its number."""
+        """Append an event to the ledger, and return its number."""
         return await self._number(_APPEND, *_columns(event))
 
     async def append_unless_halted(self, event: LedgerEvent) -> int | None:
@@ -184,7 +184,7 @@ class PetitionRecords:
 
 
 def _petition(row: tuple[Any, ...] | None) -> Petition:
-    assert row is not None  # RETURNING returns what was written
+    assert row is not None  # RETURNING always returns a row
     id_, type_, state, content_hash, *rest = row
     return Petition(id_, PetitionType(type_), PetitionState(state), bytes(content_hash), *rest)
 

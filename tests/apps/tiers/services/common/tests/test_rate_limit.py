@@ -1,4 +1,4 @@
-"""Base behaviours: what a client sees of the limits, the same on every back end."""
+"""Base behaviours, the same on every back end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_s03_an_unknown_tier_is_anonymous_for_the_field_and_for_the_limit(
     app, user = make(rate_limits=limits), fresh_user()
     assert figures(await app.get(user=f"{user}/mystery")) == (6, 1, int(app.clock.now) + 10)
     assert await app.statuses(2, user=f"{user}/mystery") == [200, 429]
-    # Counted for the user, not for the address: whoever else comes from there has a bucket of their own.
+    # Counted for the user, not for the address: other users of the address have separate buckets.
     assert figures(await app.get()) == (6, 1, int(app.clock.now) + 10)
     assert figures(await app.get(user=fresh_user()))[:2] == (60, 19)
 
@@ -218,7 +218,7 @@ def test_a_bucket_that_cannot_be_is_refused(capacity: Any, rate: float) -> None:
         TokenBucketRateLimiter(capacity, rate)
 
 
-# --- Who is limited --------------------------------------------------------------------------------------------------
+# --- Keys of callers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("S-12")
@@ -275,7 +275,7 @@ async def test_forwarded_addresses_count_only_from_named_proxies(make: Make) -> 
     assert [spoof.status_code for spoof in spoofs] == [200, 429, 429]
     behind = make(rate_limits={"anonymous": TierLimit(5, 1)}, address=by_address(proxies=["10.0.0.0/8"]))
     behind.address = "10.0.0.1"
-    network = ".".join(str(part) for part in (172, *secrets.token_bytes(2)))  # one that no other test has
+    network = ".".join(str(part) for part in (172, *secrets.token_bytes(2)))  # not used by other tests
     chains = [f"203.0.113.{n}, {network}.{host}" for n, host in enumerate((1, 2, 1))]
     answers = [await behind.get(**{"X-Forwarded-For": chain}) for chain in chains]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -314,7 +314,7 @@ async def test_the_fields_are_there_when_the_application_adds_the_middleware_its
 
 
 async def call(app: Any, scope: dict[str, Any]) -> list[dict[str, Any]]:
-    """Call an ASGI application and return what it sent."""
+    """Call an ASGI application and return its messages."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

@@ -2,8 +2,8 @@
 
 - `serve` runs it, and blocks.
 - `open_app` returns the ASGI application of a policy file, for another web server; `make_app` that of a loaded policy.
-- `Statistics` counts what the dashboard shows; `Demo` is what it shows in addition during the demo.
-- `BoundedProtocol` is for uvicorn when it serves that application: HTTP with bounds on connections and requests.
+- `Statistics` has the figures of the dashboard; `Demo` is the interface of the demo that the dashboard controls.
+- `BoundedProtocol` is an HTTP protocol for uvicorn with bounds on connections and requests.
 """
 
 from importlib import import_module
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate_server.factory import make_app, open_app
-    from headgate_server.http_connection import BoundedProtocol
+    from headgate_server.http.connection import BoundedProtocol
     from headgate_server.startup import serve
     from headgate_server.statistics import Demo, Statistics
 
 __all__ = ["BoundedProtocol", "Demo", "Statistics", "make_app", "open_app", "serve"]
 
 _HOMES = {
-    "BoundedProtocol": "http_connection",
+    "BoundedProtocol": "http.connection",
     "Demo": "statistics",
     "Statistics": "statistics",
     "make_app": "factory",

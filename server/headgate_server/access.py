@@ -1,13 +1,13 @@
-"""Who may do what.
+"""Access control.
 
-With tokens in the policy, a caller may do what the policy permits its token, and without one only read what is public.
-Without tokens in the policy, requests are unauthenticated on loopback and remote clients are refused: the request must
-have arrived at a loopback address, and its `Host` must name one. The latter keeps out web pages whose own name was
-resolved to 127.0.0.1 (DNS rebinding); that bodies must be `application/json` keeps out what a page may send without
-asking. A request that a proxy has passed on may come from anywhere, and is refused.
+If the policy has tokens, a token's permissions apply, and requests without a token can only read public paths. If the policy
+has no tokens, requests are unauthenticated on loopback and remote clients are refused: the request must have arrived at a
+loopback address, and its `Host` must name one. The latter protects against DNS rebinding, and bodies must be
+`application/json`, which a web page cannot send across origins without a preflight. Forwarded requests are refused, because
+their origin is unknown.
 
-All of it is read from the newest policy, so a token that was taken out of the file ends with the reload. A server that has
-had tokens is never open without them.
+Tokens are read from the current policy, so a removed token is invalid after the reload. A server that had tokens never
+becomes open when the last one is removed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from headgate_server.problems import ApiProblem, Field
 audit = logging.getLogger(AUDIT)
 
 Needed = Literal["nothing", "token", "decide", "administer"]
-"""What a request needs: `token` is any valid one."""
+"""The permission that a request needs; `token` is any valid token."""
 
-_PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
-"""Fields by which proxies say that they have passed on a request."""
+_FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Header fields that proxies add."""
 
 _CHALLENGE: Field = (b"www-authenticate", b'Bearer realm="headgate"')
 _BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="invalid_token"')
-_TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
+_FORBIDDEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
 
 
 HeaderFields = Mapping[bytes, bytes]
-"""The header fields of a request; one that is there several times is joined by commas, so that it is ambiguous."""
+"""The header fields of a request by name; repeated fields are joined by commas."""
 
 
 def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> HeaderFields:
@@ -54,12 +54,12 @@ def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> HeaderFields:
 
 
 class Access(NamedTuple):
-    """What a request may do, and who makes it.
+    """The permissions and the caller of a request.
 
     Attributes:
-        may: All that the caller may do.
+        may: The permissions.
         caller: The digest of the caller's token; empty without one.
-        name: What the policy calls that token.
+        name: The name of that token in the policy.
     """
 
     may: frozenset[Permission]
@@ -75,19 +75,19 @@ def check_access(
     *,
     had_tokens: bool = False,
 ) -> Access:
-    """Refuse a request that may not be made; return the access of its caller.
+    """Check the permission of a request, and return the access of its caller.
 
     Args:
-        policy: What holds now.
-        needed: What the request needs.
+        policy: The current policy.
+        needed: The permission that the request needs.
         scope: The request.
         fields: Its header fields.
-        had_tokens: Whether the policy has had tokens before. If they are gone, so is access: a file that was cut off must
-            not open the server.
+        had_tokens: Whether the policy ever had tokens. If they are removed, every request is refused, because a truncated
+            file must not open the server.
 
     Raises:
-        ApiProblem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
-            may come from another machine, 421 if it was meant for another host.
+        ApiProblem: 401 without a valid token; 403 if the token lacks the permission, or without tokens if the request may
+            come from another machine; 421 if its `Host` is not a loopback name.
     """
     tokens = policy.server.tokens
     if not tokens and not had_tokens:
@@ -98,12 +98,12 @@ def check_access(
     if not tokens:
         raise ApiProblem(
             403,
-            "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
+            "the policy no longer has tokens; add them again, or restart the server to run it without",
         )
     try:
         return _check_token(tokens, needed, fields)
     except ApiProblem as problem:
-        if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
+        if problem.fields != (_CHALLENGE,):  # browsers start without a token
             client = (scope.get("client") or ("an unknown address",))[0]
             is_stranger = problem.status == 401
             audit.warning(
@@ -121,7 +121,7 @@ _EVERYTHING = Access(frozenset(PERMISSIONS))
 
 @lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Tell whether an address, or the name of one, is this machine's own and no other machine's."""
+    """Return whether an address or host name belongs to the loopback interface."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -135,27 +135,27 @@ def is_loopback(host: str) -> bool:
 
 def _check_local(scope: Mapping[str, Any], fields: HeaderFields) -> None:
     arrived_at = (scope.get("server") or ("",))[0]
-    if not (is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
+    if not (is_loopback(arrived_at) or arrived_at.startswith("/")):  # a Unix socket
         raise ApiProblem(
             403,
-            "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
+            "the policy has no tokens, so only this machine has access; add [server.tokens.NAME] to the policy",
         )
-    if not _PASSED_ON.isdisjoint(fields):
+    if not _FORWARDED.isdisjoint(fields):
         raise ApiProblem(
             403,
-            "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
-            "add [server.tokens.NAME] to it",
+            "a proxy forwarded this request, perhaps from another machine, and the policy has no tokens; "
+            "add [server.tokens.NAME] to the policy",
         )
     if not _is_loopback_authority(fields.get(b"host", b"")):
         raise ApiProblem(
             421,
-            "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
+            "without tokens the server accepts only loopback names, such as http://127.0.0.1 or http://localhost",
         )
 
 
 @lru_cache(maxsize=256)
 def _is_loopback_authority(authority: bytes) -> bool:
-    """Tell whether a `Host` field names this machine; the port does not matter."""
+    """Return whether a `Host` field names the loopback interface; the port does not matter."""
     text = authority.decode("latin-1").strip()
     if "," in text:  # several fields
         return False
@@ -178,14 +178,14 @@ def _check_token(tokens: Mapping[str, TokenPolicy], needed: Needed, fields: Head
     if found.expires is not None and time.time() >= found.expires:
         raise ApiProblem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
     if needed not in ("token", *found.may):
-        raise ApiProblem(403, f"the token {name!r} may not {needed}", (_TOO_LITTLE,))
+        raise ApiProblem(403, f"the token {name!r} may not {needed}", (_FORBIDDEN,))
     return Access(found.may, digest, name)
 
 
 def _find(tokens: Mapping[str, TokenPolicy], digest: str) -> str | None:
-    """Return the name of the token with this digest; `None` if there is none.
+    """Return the name of the token with this digest, or `None`.
 
-    Every token is compared, each in constant time, so that the answer's time says nothing about any of them.
+    Every token is compared, each in constant time, so that the response time reveals nothing.
     """
     found: str | None = None
     for name, entry in tokens.items():

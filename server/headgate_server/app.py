@@ -1,4 +1,4 @@
-"""The server as an ASGI application: access, bodies, answers, errors, and what runs beside the requests."""
+"""The server as an ASGI application: access, bodies, responses, errors, and background tasks."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 DIRECT = "headgate.direct"
-"""The extension by which our own protocol gives a body that is there, takes an answer as a whole, and cuts a connection."""
+"""The ASGI extension of our HTTP layer, to get a complete body, write a whole response, or cut a connection."""
 
 BODY_SECONDS = 10.0
-"""How long a body may take to arrive."""
+"""Seconds for a body to arrive."""
 
 TIDY_SECONDS = 10.0
-SHOWING_SECONDS = 0.05
-"""How long all workers have to show their figures of a second before they are added up, so that all see the same."""
+PUBLISH_SECONDS = 0.05
+"""Seconds for all workers to publish their figures before these are summed, so that all workers get the same sum."""
 
 NOT_MODIFIED = 304
 
 _READY = (Reply, Stream)
-_TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest is not waited for
+_TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest need not be read
 
 
 class _Gone(Exception):
-    """The client has disconnected, so there is no one to answer."""
+    """The client has disconnected."""
 
 
 class App:
@@ -62,9 +62,9 @@ class App:
 
     Args:
         live: The limiters. They are closed when the application shuts down.
-        statistics: What counts the figures; one of the policy's hooks.
-        metrics: Likewise, for Prometheus.
-        demo: The demo that is shown, if it is one.
+        statistics: The figures; one of the policy's hooks.
+        metrics: The metrics for Prometheus; their hooks are among the policy's hooks.
+        demo: The demo, if this server is part of it.
 
     Attributes:
         live: The limiters.
@@ -89,7 +89,7 @@ class App:
         self._operations = Operations(live, self._book, statistics)
         self._idempotent = IdempotentCalls(problem_from)
         self._had_tokens = bool(live.policy.server.tokens)
-        live.on_change(self._heed_tokens)
+        live.on_change(self._check_tokens)
         table = endpoints(self._operations, self._events, statistics.history, self._candidates, metrics, demo)
         self._router = Router(table)
         self._decoders = {
@@ -105,7 +105,7 @@ class App:
             answer = await self._answer(scope, receive, direct)
         except _Gone:
             return
-        except Exception as error:  # noqa: BLE001  # everything is answered, and what was not expected is logged
+        except Exception as error:  # noqa: BLE001  # every request gets a response; unexpected errors are logged
             answer = problem_reply(problem_from(error))
         if isinstance(answer, Stream):
             async with aclosing(answer.pieces):
@@ -121,7 +121,7 @@ class App:
             await send({"type": "websocket.close", "code": 1008})
 
     def end_streams(self) -> None:
-        """End what would never end by itself, so that the server can wait for all the rest."""
+        """End all event streams, so that the server can wait for the other requests."""
         self._events.end()
 
     # Requests
@@ -135,7 +135,7 @@ class App:
         if endpoint.takes is not None:
             largest = policy.server.largest_body
             whole = whole_body(direct, fields, largest)
-            # What has still to arrive does so in a task, because of its time-out.
+            # A body that has not arrived is awaited in a task, because of the timeout.
             body = await asyncio.ensure_future(_arriving_body(receive, largest)) if whole is None else whole
             arguments = (self._decoded(endpoint, body), *values)
         if endpoint.wants_request:
@@ -157,7 +157,7 @@ class App:
             raise ApiProblem(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send pieces until there are no more, or the reader is gone, or it takes none any longer."""
+        """Send pieces until the stream ends, or the client is gone or reads nothing."""
         await send({"type": "http.response.start", "status": 200, "headers": list(stream.fields)})
         gone = asyncio.ensure_future(_until_gone(receive))
         sending = asyncio.ensure_future(
@@ -170,7 +170,7 @@ class App:
             sending.cancel()
             outcome = (await asyncio.gather(sending, gone, return_exceptions=True))[0]
         if isinstance(outcome, TimeoutError):
-            logger.info("a reader of events was dropped: it took nothing for %g s", STALLED)
+            logger.info("dropped a client of /v1/events that read nothing for %g s", STALLED)
             if (direct := _direct(scope)) is not None:
                 direct.abort()
                 await _until_gone(receive)
@@ -178,7 +178,7 @@ class App:
             raise outcome
 
     def _may_read(self, scope: Scope) -> bool:
-        """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
+        """Return whether a client may still read a stream; its token may have been removed from the policy."""
         try:
             check_access(
                 self.live.policy,
@@ -191,14 +191,14 @@ class App:
             return False
         return True
 
-    # What runs beside them
+    # Background
 
-    def _heed_tokens(self) -> None:
-        """Say so when a reload has taken the last token out of the policy: no request is permitted from then on."""
+    def _check_tokens(self) -> None:
+        """Log that a reload removed the last token, so that no request is permitted from now on."""
         has_tokens = bool(self.live.policy.server.tokens)
         if self._had_tokens and not has_tokens:
             logger.error(
-                "there are no tokens in the policy any more: no request is permitted until there are, or until a restart"
+                "the last token was removed from the policy: no request is permitted until it has tokens or a restart"
             )
         self._had_tokens |= has_tokens
 
@@ -222,18 +222,18 @@ class App:
                 return
 
     async def _ping_stores(self) -> None:
-        """Let every store be known to work or not before the first request; `serve` has refused what cannot work at all."""
+        """Ping every store before the first request; `serve` has refused misconfigured stores."""
         for url, error in (await self.live.ping()).items():
             if isinstance(error, StoreMisconfigured):
                 logger.error("the store %s cannot be used: %s", redact(url), redact(str(error)))
 
     def _background(self) -> list[Any]:
-        work = [self._tick_every_second(), self._tidy_now_and_then()]
+        work = [self._tick_every_second(), self._tidy_regularly()]
         if self.live.follows_file:
             work.append(self.live.watch())
             with suppress(
                 AttributeError, NotImplementedError, RuntimeError, ValueError
-            ):  # not in every thread and system
+            ):  # not available in every thread and system
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         return work
 
@@ -255,27 +255,27 @@ class App:
             if self._metrics is not None:
                 self._metrics.flush()
             self._candidates.refresh()
-            self._statistics.show(self.live)
+            self._statistics.publish(self.live)
             if self._statistics.is_shared:
-                await asyncio.sleep(SHOWING_SECONDS)
-            self._events.publish(self._statistics.add_up(at))
-        except Exception:  # figures must not end because of one that could not be had
+                await asyncio.sleep(PUBLISH_SECONDS)
+            self._events.publish(self._statistics.collect(at))
+        except Exception:  # an error must not end the figures
             logger.exception("the figures of this second are missing")
 
-    async def _tidy_now_and_then(self) -> None:
+    async def _tidy_regularly(self) -> None:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             try:
                 await self._book.tidy()
-            except Exception:  # the next time may go better
-                logger.exception("holds that are over could not be forgotten")
+            except Exception:  # the next attempt may succeed
+                logger.exception("expired holds could not be removed")
 
 
 def whole_body(direct: Any, fields: HeaderFields, largest: int) -> bytes | None:
-    """Return the body of a request; `None` if it has to be waited for.
+    """Return the body of a request; `None` if it has not arrived completely.
 
     Raises:
-        ApiProblem: 413 if it is too large, as soon as that is known; 415 if it is not JSON.
+        ApiProblem: 413 if it is too large; 415 if it is not JSON.
     """
     media_type = fields.get(b"content-type", b"")
     if (
@@ -316,7 +316,7 @@ async def _arriving_body(receive: Receive, largest: int) -> bytes:
 
 
 def _direct(scope: Scope) -> Any:
-    """Return what reads and answers without messages; `None` if another server carries the request."""
+    """Return the `DIRECT` extension; `None` under another server."""
     extensions = scope.get("extensions")
     return None if extensions is None else extensions.get(DIRECT)
 
@@ -333,10 +333,12 @@ async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
-async def _send_pieces(stream: Stream, send: Send, may_go_on: Callable[[], bool], *, is_head: bool) -> None:
+async def _send_pieces(
+    stream: Stream, send: Send, may_continue: Callable[[], bool], *, is_head: bool
+) -> None:
     if not is_head:
         async for piece in stream.pieces:
-            if not may_go_on():
+            if not may_continue():
                 break
             async with asyncio.timeout(STALLED):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})

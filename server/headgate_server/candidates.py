@@ -1,11 +1,11 @@
-"""Candidates: other limits for live rules, asked for in the dashboard, that only watch.
+"""Candidates: other limits for live rules, requested in the dashboard, that refuse nothing.
 
-A candidate is a shadow rule beside the live one. It refuses nothing, and is gone with the server: what is in force is what
-the file says. It is asked about what the live one is asked about, also where that one refuses, and so says what it would
-have refused and what it would have admitted instead. Workers of one server share theirs in a file.
+A candidate is a shadow rule beside a live rule. It exists until the server ends; the policy file is not changed. It decides
+every request that the live rule decides, so its figures show what it would have refused, and what it would have admitted
+instead of the live rule. The workers of a server share their candidates in a file.
 
-A candidate begins with nothing counted, while its live rule may have counted for long. Until it has seen all that it would
-count, it warms up: its figures are too favourable, and they start from 0 again when it has (see `warm_at`).
+A candidate starts with no counts, but its live rule may have counted for long. Until units from before its start would no
+longer count, it warms up: its figures are too favourable, and start from 0 again at the end (see `warm_at`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CANDIDATE = "candidate of "
 
 
 class WatchedQuota(Struct, frozen=True):
-    """A candidate's quota, and the time since when it is watched, in seconds since the epoch."""
+    """A candidate's quota and its start, in seconds since the epoch."""
 
     quota: str
     since: float
 
 
 WatchedRules = dict[str, dict[str, WatchedQuota]]
-"""By limiter and live rule."""
+"""Candidates by limiter and live rule."""
 
 
 class Candidates:
@@ -46,8 +46,8 @@ class Candidates:
 
     Args:
         live: The limiters.
-        file: Where workers share their candidates; `None` if there is just this process.
-        on_change: Called with all candidates as soon as they watch.
+        file: The file in which workers share their candidates; `None` for a single process.
+        on_change: Called with all candidates after a change.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Candidates:
         self._watched: WatchedRules = {}
 
     def set(self, limiter: str, rule: str, quota: str | None) -> None:
-        """Watch what a live rule would do with another quota; with `None`, no longer.
+        """Set the candidate for a live rule; a quota of `None` removes it.
 
         Raises:
-            ApiProblem: 404 if there is no such rule.
-            ConfigError: The quota is not valid, or not for this kind of rule or its store.
+            ApiProblem: 404 if the rule does not exist.
+            ConfigError: The quota is not valid for this kind of rule or its store.
         """
         watched = {name: dict(rules) for name, rules in self._watched.items()}
         if quota is None:
@@ -80,7 +80,7 @@ class Candidates:
         self._use(watched)
 
     def refresh(self) -> None:
-        """Use what another worker was asked for."""
+        """Use the candidates that another worker has set."""
         if self._file is None:
             return
         try:
@@ -111,18 +111,18 @@ class Candidates:
 
 
 def candidate_for(rule: Rule, quota: str) -> Rule:
-    """Return a rule that is like a live one, with another quota and a name of its own; tiers stay as they are.
+    """Return a copy of a live rule with another quota and name; tiers do not change.
 
     Args:
         rule: The live rule.
-        quota: As the policy file has it; for a `concurrent` rule a number, for a `calendar` rule one of the same span.
+        quota: A quota as in the policy file: for a `concurrent` rule a number, for a `calendar` rule one of the same span.
 
     Raises:
-        ConfigError: That is no quota, or none for this kind of rule.
+        ConfigError: The quota is not valid for this kind of rule.
     """
     if rule.kind == "concurrent":
         other = rule.quota_from(int(quota) if quota.isdecimal() else quota)
-    else:  # another period is another state, which a candidate has anyway; but a calendar's windows are the live ones
+    else:  # another period is allowed, except for a calendar
         other = rule.quota_from(quota) if rule.kind == "calendar" else Quota.parse(quota)
     name = f"{CANDIDATE}{rule.name}"
     return make_rule(
@@ -140,10 +140,10 @@ def candidate_for(rule: Rule, quota: str) -> Rule:
 
 
 def warm_at(candidate: Rule, since: float) -> float:
-    """Return when a candidate has seen all that it would count, if it began with nothing counted.
+    """Return when a candidate that started at `since` has warmed up.
 
-    That is when units that were taken before it began would count no longer: after its period, at the end of a calendar's
-    window, or when an empty bucket would be full again.
+    Units from before its start would no longer count then: after its period, at the end of a calendar's window, or when an
+    empty bucket would be full again.
     """
     now = to_microseconds(since)
     times = [now]

@@ -1,4 +1,4 @@
-"""Limiters and stores as the API shows them."""
+"""Limiters and stores in the form of the API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate_server.wire import LimiterShown, RuleShown, StoreShown
 
 
 def limiter_shown(policy: LimiterPolicy) -> LimiterShown:
-    """Return a limiter without credentials, and without the tiers that stand for single keys."""
+    """Return a limiter without credentials, and without the tiers of single keys."""
     return LimiterShown(
         name=policy.name,
         rules=[rule_shown(rule, policy.rule_sources.get(rule.name)) for rule in policy.rules],
@@ -33,7 +33,7 @@ def limiter_shown(policy: LimiterPolicy) -> LimiterShown:
 
 
 def rule_shown(rule: Rule, source: str | None = None, *, is_shadow: bool = False) -> RuleShown:
-    """Return a rule."""
+    """Return a rule in the form of the API."""
     return RuleShown(
         name=rule.name,
         kind=rule.kind,
@@ -55,7 +55,7 @@ def rule_shown(rule: Rule, source: str | None = None, *, is_shadow: bool = False
 
 
 def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
-    """Return a rule as the policy file could have it, without what goes without saying."""
+    """Return a rule as TOML for the policy file, without default values."""
     usual_kind = "sliding_window" if rule.quota.burst is None else "token_bucket"
     is_window = rule.kind == "sliding_window"
     entries: dict[str, Any] = {
@@ -75,7 +75,7 @@ def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value of a policy file; JSON's text, numbers and truth values are TOML's too."""
+    """Return a value as TOML; strings, numbers and booleans are written as in JSON."""
     if isinstance(value, dict):
         entries = ", ".join(f"{toml_key(name)} = {_toml(each)}" for name, each in value.items())
         return f"{{ {entries} }}"
@@ -83,7 +83,7 @@ def _toml(value: Any) -> str:
 
 
 def toml_key(name: str) -> str:
-    """Return a name as a policy file writes it: in quotes, unless it needs none."""
+    """Return a key for TOML, in quotes if necessary."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
@@ -93,7 +93,7 @@ def _tiers(rule: Rule) -> dict[str, str | int]:
 
 
 def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy, reason: str | None = None) -> StoreShown:
-    """Return how a limiter's store is doing; a reason is what a ping has just said against it."""
+    """Return the state of a limiter's store; `reason` is the error of a ping, if it failed."""
     health = limiter.health
     reason = reason or health.reason
     return StoreShown(

@@ -1,4 +1,4 @@
-"""All endpoints of the server, with the documentation and an example of each."""
+"""All endpoints of the server, with documentation and examples."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def endpoints(
     table = [
         Route("POST", f"{limiter}/hit", "decide", do.hit, HitBody, DecisionAnswer, charges=True).documented(
             "hit",
-            "Ask for units, and take them if all rules admit",
-            "A refusal takes nothing, in no rule.",
+            "Take units if all rules admit them",
+            "A refusal takes nothing from any rule.",
             _LOGIN,
             {"key": "alice", "cost": 1},
             _ADMITTED,
@@ -98,7 +98,7 @@ def endpoints(
         ),
         Route("POST", f"{limiter}/check", "decide", do.check, HitBody, DecisionAnswer).documented(
             "check",
-            "Say what a hit would be answered, and take nothing",
+            "Return what a hit would return, without taking units",
             values=_LOGIN,
             body={"key": "alice"},
             answer=_ADMITTED,
@@ -108,7 +108,7 @@ def endpoints(
             "POST", f"{limiter}/record", "decide", do.record, RecordBody, RecordAnswer, charges=True
         ).documented(
             "record",
-            "Count units that have been used already, even beyond the limit",
+            "Count units that were already used, even beyond the limit",
             values=_LOGIN,
             body={"key": "alice", "cost": 2},
             answer={"recorded": 2, "degraded": False},
@@ -135,8 +135,8 @@ def endpoints(
         ),
         Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitBody, WaitAnswer).documented(
             "wait_hint",
-            "Say how long until a hit would be admitted",
-            "0 is now, null is never. Calls are not queued: another caller may come first.",
+            "Return how long until a hit would be admitted",
+            "0 for now, null for never. Calls are not queued: another caller may take the units first.",
             _LOGIN,
             {"key": "alice"},
             {"allowed": True, "wait": 0.0},
@@ -146,8 +146,8 @@ def endpoints(
             "POST", f"{limiter}/reset", "administer", do.reset, ResetBody, ResetAnswer, wants_request=True
         ).documented(
             "reset",
-            "Forget what was counted for a key",
-            "In every rule of the limiter; of a rule that counts everybody together, for everybody.",
+            "Reset the counts of a key",
+            "In every rule of the limiter. A rule that is shared by all keys is reset for all of them.",
             _LOGIN,
             {"key": "alice"},
             {"reset": True},
@@ -162,9 +162,9 @@ def endpoints(
             CandidateAnswer,
         ).documented(
             "candidate",
-            "Watch what a live rule would do with another quota",
-            "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. "
-            "What it would have refused, and admitted of what the live rule refuses, is among the figures.",
+            "Try another quota for a live rule",
+            "The candidate is a shadow rule, which refuses nothing, until the server ends; a quota of null removes it. "
+            "The figures show what it would have refused, and what it would have admitted instead of the live rule.",
             values=_LOGIN,
             body={"rule": "per-minute", "quota": "3/minute"},
             answer={"limiter": "login", "rule": "per-minute", "quota": "3/minute"},
@@ -173,8 +173,8 @@ def endpoints(
         Route("POST", f"{hold}/settle", "decide", do.settle, SettleBody, FinishAnswer).documented(
             "settle",
             "Make a hold final at its true cost",
-            "What was held beyond the cost is given back; what the cost is above it is counted, even beyond the limit. The "
-            "first settle or release stands; later ones return its outcome.",
+            "If the cost is lower than the held cost, the difference is given back; if it is higher, the excess is counted, "
+            "even beyond the limit. Only the first settle or release has an effect; later ones return its outcome.",
             {"id": _HOLD},
             {"cost": 300},
             FinishAnswer(_HOLD, "llm", held=800, cost=300, first=True, degraded=False),
@@ -183,7 +183,7 @@ def endpoints(
         Route("POST", f"{hold}/release", "decide", do.release, ReleaseBody, FinishAnswer).documented(
             "release",
             "Give all units of a hold back",
-            "As settle with a cost of 0.",
+            "Like settle with a cost of 0.",
             {"id": _HOLD},
             {},
             FinishAnswer(_HOLD, "llm", held=800, cost=0, first=True, degraded=False),
@@ -192,8 +192,8 @@ def endpoints(
         Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmBody, DecisionAnswer).documented(
             "confirm",
             "Make a hold final as of now",
-            "Its units are given back and taken anew, at their true cost if one is given, in one step. If there is no "
-            "room for them now it is refused, and the hold is still open. Its places in a concurrent rule are free.",
+            "Its units are given back and taken again in one step, at the true cost if it is given. If they are not "
+            "available now, the call is refused and the hold stays open. Its places in a concurrent rule are freed.",
             {"id": _HOLD},
             {"cost": 300},
             _admitted(700, 1000, "tokens"),
@@ -202,7 +202,8 @@ def endpoints(
         Route("POST", f"{hold}/renew", "decide", do.renew, RenewBody, HoldAnswer).documented(
             "renew",
             "Extend the lease of a hold's places in a concurrent rule",
-            "It is counted from now; the id stays, and the call may be repeated. It is refused if the lease has ended.",
+            "The lease is counted from now. The id stays the same, and the call may be repeated. It is refused if the lease "
+            "has ended.",
             {"id": _HOLD},
             {},
             HoldAnswer(_admitted(4, 5, "in flight"), _HOLD, 60.0),
@@ -213,8 +214,8 @@ def endpoints(
         ).documented(
             "batch",
             "Make several calls at once",
-            "Each is answered on its own, in order, as if it had been sent alone; at most 1000. A reset among them "
-            "needs the permission to administer.",
+            "Each is answered like a single request, in order; at most 1000. A reset needs the permission "
+            "`administer`.",
             body={
                 "calls": [
                     {"limiter": "login", "operation": "hit", "key": "alice"},
@@ -236,7 +237,8 @@ def endpoints(
         Route("POST", "/v1/inspect", "decide", do.inspect, InspectBody, InspectAnswer).documented(
             "inspect",
             "Show the state of a key in every limiter",
-            "Nothing is taken. A limiter whose rules the key does not fit says so in `error`. `used` may exceed the limit.",
+            "Nothing is taken. If the key does not fit the rules of a limiter, `error` has the reason. `used` may exceed "
+            "the limit.",
             body={"key": "alice"},
             answer=InspectAnswer(
                 [LimiterState("login", [RuleUsage("per-minute", 5, 5, 0, 48.2, 12.345678, None)])]
@@ -250,8 +252,8 @@ def endpoints(
         ),
         Route("GET", "/v1/events", "token", partial(_events, events)).documented(
             "events",
-            "Follow the figures, as server-sent events",
-            "First an event `history` with up to five minutes by the second (schema History), then the newest `tick` "
+            "Stream the figures as server-sent events",
+            "First an event `history` with up to five minutes by second (schema History), then the newest `tick` "
             "and one every second (schema Tick), of all workers together.",
             answer='event: tick\ndata: {"time":1763251200,"limiters":{},"totals":{},"stores":[],"shadow":[]}\n\n',
             media_type="text/event-stream",
@@ -261,8 +263,8 @@ def endpoints(
             "GET", "/v1/history/{range}", "token", partial(_history, history), gives=HistoryAnswer
         ).documented(
             "history",
-            "Show what was decided in the last hour or day",
-            "`hour` in steps of a minute, `day` in steps of a quarter of an hour, of all workers together.",
+            "Show the decisions of the last hour or day",
+            "`hour` in steps of one minute, `day` in steps of 15 minutes, of all workers together.",
             values={"range": "hour"},
             answer={
                 "step": 60,
@@ -274,21 +276,21 @@ def endpoints(
             "POST", "/v1/demo/traffic", "administer", partial(_traffic, demo), TrafficBody, TrafficAnswer
         ).documented(
             "demo_traffic",
-            "Let the demo's callers be busy, or rest",
+            "Start or stop the demo's callers",
             "In the demo only.",
             body={"on": True},
             answer={"on": True},
             problems=(404,),
         ),
         Route("GET", "/healthz", "nothing", do.healthz, gives=HealthAnswer).documented(
-            "healthz", "Say that the process answers", answer={"status": "ok"}
+            "healthz", "Report that the process is running", answer={"status": "ok"}
         ),
         Route(
             "GET", "/readyz", "nothing", partial(_readyz, do), gives=Readiness, wants_request=True
         ).documented(
             "readyz",
-            "Say whether every store can count",
-            "With status 503 if one cannot, and the reason: it is down, has no schema, may only be read. Decisions are then "
+            "Report whether every store can count",
+            "Status 503 if one cannot, with the reason: it is down, has no schema, is read-only. Decisions are then "
             "made by the limiters' failure policies.",
             answer=Readiness(
                 "ready", [StoreShown("login", "memory://", up=True, breaker="closed", failures=0)]
@@ -319,7 +321,7 @@ async def _readyz(operations: Operations, request: ApiRequest) -> Reply:
 
 
 async def _events(events: Events) -> Stream:
-    # Nginx keeps an answer back until it is large, unless it is asked not to.
+    # Nginx buffers responses, unless it is told not to.
     fields = (
         (b"content-type", b"text/event-stream"),
         (b"cache-control", b"no-store"),
@@ -336,19 +338,19 @@ async def _candidate(candidates: Candidates, body: CandidateBody, name: str) -> 
 async def _history(history: DecisionHistory, name: str) -> HistoryAnswer:
     found = history.range(name)
     if found is None:
-        raise ApiProblem(404, "there is /v1/history/hour and /v1/history/day")
+        raise ApiProblem(404, "unknown range; use /v1/history/hour or /v1/history/day")
     return found
 
 
 async def _metrics(metrics: ServerMetrics | None) -> Reply:
     if metrics is None:
-        raise ApiProblem(404, "this server keeps no metrics")
+        raise ApiProblem(404, "this server has no metrics")
     return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
 
 
 async def _traffic(demo: Demo | None, body: TrafficBody) -> TrafficAnswer:
     if demo is None:
-        raise ApiProblem(404, "this is not the demo: there is no traffic to switch")
+        raise ApiProblem(404, "this server is not the demo")
     demo.traffic = body.on
     return TrafficAnswer(demo.traffic)
 

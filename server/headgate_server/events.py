@@ -1,8 +1,8 @@
 """Server-sent events: the history first, then the newest tick and one a second.
 
-Nothing is queued for anybody. A stream remembers the tick it has sent last and looks for later ones in the history, which is
-bounded; the next piece is written only when the reader has taken enough of the last one. A reader that takes nothing for
-`STALLED` seconds is dropped.
+Nothing is queued per client. A stream remembers the last tick that it sent and continues with the newest one. The next piece
+is written only when the client has read enough of the last one. A client that reads nothing for `STALLED` seconds is
+dropped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headgate_server.statistics import Statistics
 from headgate_server.wire import Tick
 
 STALLED = 10.0
-"""Seconds without a byte taken after which a reader is gone, or as good as."""
+"""Seconds after which a client that reads nothing is dropped."""
 
-MOST_STREAMS = 100
+MAX_STREAMS = 100
 PIECE_BYTES = 65_536
-"""How much of the history is written before the reader must have taken some of it."""
+"""Bytes of the history that are written at once."""
 
 RETRY_MS = 1000
-"""What a browser waits before it asks again."""
+"""Milliseconds until a browser reconnects."""
 
 
 class Events:
@@ -36,15 +36,15 @@ class Events:
         self._has_ended = False
         self._new = asyncio.Event()
         self._latest: tuple[int, bytes] = (0, b"")
-        """How many ticks there have been, and the last of them as an event."""
+        """The number of ticks, and the last one as an event."""
 
     def publish(self, tick: Tick) -> None:
-        """Send a tick to everybody."""
+        """Send a tick to all clients."""
         self._latest = self._latest[0] + 1, b"event: tick\ndata: %b\n\n" % msgspec.json.encode(tick)
         self._wake()
 
     def end(self) -> None:
-        """End all streams, so that the server can stop; readers come back by themselves when there is one again."""
+        """End all streams, so that the server can stop; browsers reconnect by themselves."""
         self._has_ended = True
         self._wake()
 
@@ -53,17 +53,17 @@ class Events:
         self._new = asyncio.Event()
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Return the pieces of a response; it counts as open from now on, until it is closed.
+        """Return the pieces of a stream; it counts as open until it is closed.
 
         Raises:
-            ApiProblem: 503 if there are too many streams already, or no more.
+            ApiProblem: 503 if there are too many streams, or the server stops.
         """
         if self._has_ended:
-            raise ApiProblem(503, "the server is about to stop", ((b"retry-after", b"1"),))
-        if self._open >= MOST_STREAMS:
-            raise ApiProblem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
+            raise ApiProblem(503, "the server is stopping", ((b"retry-after", b"1"),))
+        if self._open >= MAX_STREAMS:
+            raise ApiProblem(503, "there are too many event streams", ((b"retry-after", b"5"),))
         pieces = self._pieces()
-        await anext(pieces)  # it does not wait, so no other stream can be opened in between
+        await anext(pieces)  # runs without waiting, so that the stream is counted immediately
         return pieces
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
@@ -72,14 +72,14 @@ class Events:
             yield b""
             new, (seen, event) = self._new, self._latest
             yield b"retry: %d\n\nevent: history\ndata: " % RETRY_MS
-            whole = self._statistics.history.seconds.whole()  # one text for all who ask within a second
+            whole = self._statistics.history.seconds.whole()  # the same bytes for all clients within a second
             for start in range(0, len(whole), PIECE_BYTES):
                 yield whole[start : start + PIECE_BYTES]
             yield b"\n\n" + event
             while not self._has_ended:
                 if self._latest[0] == seen:
                     await new.wait()
-                # Who was too slow for some ticks goes on with the newest; totals are in every tick.
+                # A slow client continues with the newest tick; every tick has the totals.
                 new, (count, event) = self._new, self._latest
                 if count != seen:
                     seen = count

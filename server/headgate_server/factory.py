@@ -1,4 +1,4 @@
-"""Putting the application together."""
+"""Create the application from a policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from headgate.policy import AsyncLivePolicy, ServerPolicy, load_policy
 from headgate_server.app import App
 from headgate_server.metrics import ServerMetrics
 from headgate_server.replay.recording import DecisionRecorder
-from headgate_server.statistics import Demo, SharedFolder, Statistics
+from headgate_server.snapshots import SharedFolder
+from headgate_server.statistics import Demo, Statistics
 
 
 def make_app(
@@ -24,15 +25,15 @@ def make_app(
 
     Args:
         live: The limiters. They are watched and reloaded if they came from a file.
-        statistics: Counts the figures of `/v1/events`. It must be among the policy's hooks; `open_app` does all that.
-        metrics: What `/metrics` shows, likewise; without it there are none.
-        demo: The demo that the dashboard shows and switches.
+        statistics: The figures of `/v1/events`. It must be one of the policy's hooks, as `open_app` ensures.
+        metrics: The metrics of `/metrics`, whose hooks must be among the policy's hooks; `None` for no metrics.
+        demo: The demo that the dashboard shows and controls.
     """
     return App(live, Statistics() if statistics is None else statistics, metrics, demo)
 
 
 def recorders(server: ServerPolicy) -> list[DecisionRecorder]:
-    """Return what records decisions, if the policy asks for it.
+    """Return the recorder of decisions, if the policy has one.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -54,13 +55,13 @@ def open_app(
 
     Args:
         config: The file.
-        environment: Variables that may replace single values; by default those of the process.
-        shared_folder: How the workers of one server show each other their figures.
-        demo: The demo that the dashboard shows and switches.
+        environment: Variables that replace single values; by default those of the process.
+        shared_folder: The folder in which the workers of a server share their figures.
+        demo: The demo that the dashboard shows and controls.
 
     Raises:
-        PolicyError: The file cannot be used.
-        ConfigError: What it wants recorded cannot be written.
+        PolicyError: The file is not valid.
+        ConfigError: The recording cannot be written.
     """
     statistics, metrics = Statistics(shared_folder), ServerMetrics()
     environment = os.environ if environment is None else environment

@@ -1,8 +1,7 @@
-"""What was decided before now, in bounded memory: the last minutes by the second, an hour and a day in longer steps.
+"""The history of decisions in bounded memory: the last minutes by second, the last hour and day in longer steps.
 
-Seconds are written once, as they are sent, and are bounded in bytes: however many limiters there are and however many read,
-there is one text of the last minutes. An hour and a day are rings of steps. All of it is kept in a small file, so that it
-outlives workers and restarts. Limiters that decided nothing in a step take no room in it.
+Seconds are encoded once, for all clients, and bounded in bytes. The hour and the day are rings of steps. The history is
+saved in a small file, so that it survives workers and restarts. Limiters without decisions in a step take no space in it.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from headgate_server.wire import Figures, HistoryAnswer, HistoryStep, Row, Secon
 logger = logging.getLogger("headgate.server")
 
 SECONDS_KEPT = 300
-MOST_BYTES = 1 << 20
-"""Of the seconds as they are sent; of more, the oldest go."""
+MAX_BYTES = 1 << 20
+"""Bytes of all encoded seconds; beyond it, the oldest are dropped."""
 
 SAVE_EVERY = 10
-"""Seconds between two writings of the file."""
+"""Seconds between two writes of the file."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class _Time(Struct):
-    """When a second was."""
+    """The time of an encoded second."""
 
     time: int
 
@@ -40,43 +39,43 @@ _decode_time = msgspec.json.Decoder(_Time).decode
 
 
 class DecisionHistory:
-    """What was decided until now; in memory only, until `keep_in` names a file."""
+    """The history of decisions; in memory only, until `keep_in` names a file."""
 
     def __init__(self) -> None:
         self.seconds = Seconds()
-        """The last minutes."""
+        """The last minutes by second."""
         self._rings = {"hour": Ring(step=60, length=60), "day": Ring(step=900, length=96)}
         self._file: Path | None = None
         self._is_failing = False
 
     def keep_in(self, file: Path) -> None:
-        """Go on with what is in a file, if it is there, and save there from now on."""
+        """Load the history from a file if it exists, and save it there from now on."""
         self._file = file
         try:
             kept = msgspec.msgpack.decode(file.read_bytes(), type=_Kept)
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:
-            logger.warning("the figures of the last day in %s cannot be read: %s", file, error)
+            logger.warning("cannot read the history in %s: %s", file, error)
             return
         for name, ring in self._rings.items():
             ring.steps.extend(kept.rings.get(name, ()))
         self.seconds.extend(kept.seconds)
 
     def add(self, tick: Tick) -> None:
-        """Take note of a second; of several, if none was taken note of since the last."""
+        """Add the decisions since the last tick."""
         rows = rows_of(tick.limiters)
         self.seconds.add(tick.time, rows, tick.seconds)
         for ring in self._rings.values():
             ring.add(tick.time, rows, tick.seconds)
 
     def range(self, name: str) -> HistoryAnswer | None:
-        """Return what is known of a range; `None` if there is no such range."""
+        """Return the history of a range; `None` if the range is unknown."""
         ring = self._rings.get(name)
         return None if ring is None else HistoryAnswer(ring.step, list(ring.steps))
 
     def save(self) -> None:
-        """Write the file, if there is one. That it cannot be written is logged once, until it can."""
+        """Write the file, if there is one; failures in a row are logged once."""
         if self._file is None:
             return
         kept = _Kept(list(self.seconds), {name: list(ring.steps) for name, ring in self._rings.items()})
@@ -84,64 +83,64 @@ class DecisionHistory:
             replace_file(self._file, msgspec.msgpack.encode(kept))
         except OSError as error:
             if not self._is_failing:
-                logger.warning("the figures of the last day cannot be kept in %s: %s", self._file, error)
+                logger.warning("cannot write the history to %s: %s", self._file, error)
             self._is_failing = True
         else:
             self._is_failing = False
 
 
 class _Kept(Struct):
-    """What is in the file."""
+    """The content of the file."""
 
     seconds: list[bytes]
     rings: dict[str, list[HistoryStep]]
 
 
 class Seconds:
-    """The last minutes, second by second, as they are sent."""
+    """The last minutes by second, encoded."""
 
     def __init__(self) -> None:
-        self._written: deque[tuple[int, bytes]] = deque()
+        self._encoded_seconds: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._whole: bytes | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        return (second for _, second in self._written)
+        return (second for _, second in self._encoded_seconds)
 
     def add(self, time: int, rows: dict[str, Row], seconds: int) -> None:
-        """Write one more, and forget the oldest if there are too many.
+        """Add a second, and drop the oldest if there are too many.
 
         Seconds in the future, left over from before the clock was set back, are dropped.
         """
-        while self._written and self._written[-1][0] >= time:
-            self._bytes -= len(self._written.pop()[1])
+        while self._encoded_seconds and self._encoded_seconds[-1][0] >= time:
+            self._bytes -= len(self._encoded_seconds.pop()[1])
         self._append(time, _encode(Second(time, rows, seconds)))
 
-    def extend(self, written: Iterable[bytes]) -> None:
-        """Add seconds that were written already."""
-        for second in written:
+    def extend(self, encoded: Iterable[bytes]) -> None:
+        """Add encoded seconds."""
+        for second in encoded:
             self._append(_decode_time(second).time, second)
 
     def _append(self, time: int, second: bytes) -> None:
-        self._written.append((time, second))
+        self._encoded_seconds.append((time, second))
         self._bytes += len(second)
-        while len(self._written) > SECONDS_KEPT or self._bytes > MOST_BYTES:
-            self._bytes -= len(self._written.popleft()[1])
+        while len(self._encoded_seconds) > SECONDS_KEPT or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._encoded_seconds.popleft()[1])
         self._whole = None
 
     def whole(self) -> bytes:
-        """Return all of them as one JSON object; the same one until there is another second."""
+        """Return all seconds as one JSON object, which is cached until the next second."""
         if self._whole is None:
             self._whole = b'{"ticks":[%b]}' % b",".join(self)
         return self._whole
 
 
 class Ring:
-    """So many steps of so many seconds, oldest first.
+    """A number of steps of equal length, oldest first.
 
     Attributes:
-        step: Seconds of each.
-        steps: What was decided in each; one in which nothing was is missing.
+        step: Length of a step in seconds.
+        steps: The decisions of each step; steps without ticks are missing.
     """
 
     def __init__(self, step: int, length: int) -> None:
@@ -169,6 +168,6 @@ class Ring:
 
 
 def rows_of(limiters: Mapping[str, Figures]) -> dict[str, Row]:
-    """Return figures in short, of the limiters that have decided something."""
+    """Return the short form of figures, of limiters with decisions only."""
     rows = {name: msgspec.structs.astuple(figures) for name, figures in limiters.items()}
     return {name: row for name, row in rows.items() if any(row)}

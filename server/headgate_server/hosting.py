@@ -1,47 +1,100 @@
-"""Uvicorn, as everything of Headgate that speaks HTTP runs under it: the four services, the server and the demo.
+"""Listening sockets, and uvicorn as the four services and the demo run it.
 
-A client's address is that of its connection. Uvicorn would take it from `X-Forwarded-For` if the connection comes from this
-machine, so that every local client could choose its own; whose word is taken is for the applications to say, by
+A client's address is that of its connection. By default uvicorn reads it from `X-Forwarded-For` if the connection comes from
+this machine, so that every local client could choose its address. Applications decide which proxies to trust, with
 `headgate.http.Proxies`.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 import signal
+import socket
 import sys
-import tempfile
 from typing import Any
 
 import uvicorn
 
-__all__ = ["METRICS_FOLDER", "configuration", "exit_on_sigterm", "serve", "serve_with_workers"]
+from headgate import ConfigError
+from headgate_server.worker import Worker
+
+__all__ = [
+    "METRICS_FOLDER",
+    "PortTaken",
+    "configuration",
+    "exit_on_sigterm",
+    "listen",
+    "serve",
+    "serve_in_worker",
+    "url_of",
+]
 
 GRACE_SECONDS = 10
-"""How long requests under way may take to finish when a program stops."""
-
+"""Seconds for requests in progress when a program stops."""
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder in which processes keep their metrics; `prometheus_client` reads it."""
+"""The environment variable that names the folder of the metrics of several processes; `prometheus_client` reads it."""
 
-_OURS: dict[str, Any] = {
-    "lifespan": "on",
-    "log_config": None,  # the program that starts it sets up the log
-    "server_header": False,
-    "proxy_headers": False,
-    "timeout_graceful_shutdown": GRACE_SECONDS,
-}
+BACKLOG = 2048
+MAX_PORT = 65_535
+
+
+class PortTaken(ConfigError):
+    """Another program listens on the port, or only root may."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        host: The address.
+        port: The port; 0 for any free one.
+
+    Raises:
+        PortTaken: The port is not available.
+        ConfigError: The address or port is not valid.
+    """
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"cannot listen on {_authority(host, port)}: ports go from 0 to {MAX_PORT}")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        code = error.errno if isinstance(error, OSError) else None
+        reason = (getattr(error, "strerror", None) or str(error)).partition(" (")[0].lower()
+        kind = PortTaken if code in (errno.EADDRINUSE, errno.EACCES) else ConfigError
+        raise kind(
+            f"cannot listen on {_authority(host, port)}: {reason}; choose another port or host"
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the HTTP address of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{_authority(host, port)}"
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def configuration(app: Any, **options: Any) -> uvicorn.Config:
-    """Return how an application is served; `options` are uvicorn's, and come before ours."""
-    return uvicorn.Config(app, **{**_OURS, "access_log": False, **options})
+    """Return uvicorn's configuration for an application; `options` are uvicorn's and override ours."""
+    ours: dict[str, Any] = {
+        "lifespan": "on",
+        "log_config": None,  # each program configures logging itself
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "access_log": False,
+    }
+    return uvicorn.Config(app, **{**ours, **options})
 
 
 def exit_on_sigterm() -> None:
-    """Have SIGTERM end this process with the exit code 0, after all that is open has been closed.
+    """End this process with exit code 0 on SIGTERM, after everything that is open has been closed.
 
-    Uvicorn stops on this signal, and then raises it again for the handler that it found.
+    Uvicorn stops on this signal, and then raises it again for the previous handler.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
@@ -54,22 +107,22 @@ def serve(app: Any, host: str, port: int, *, access_log: bool = False) -> int:
     return 0 if server.started else 3
 
 
-def serve_with_workers(factory: str, host: str, port: int, workers: int, *, access_log: bool = False) -> int:
-    """Serve with several processes that share a port, until SIGINT or SIGTERM; one that ends is replaced.
+def serve_in_worker(app: Any, worker: Worker, *, access_log: bool = False) -> int:
+    """Serve an application in one of several processes (`headgate_server.supervisor`), and return the exit code."""
+    server = _WorkerServer(configuration(app, access_log=access_log), worker)
+    exit_on_sigterm()
+    server.run(sockets=[worker.listener])
+    return 0 if server.started else 3
 
-    Args:
-        factory: What makes the application in each of them, as `package.module:function`.
-        host: Where to listen.
-        port: Which port; 0 for any free one.
-        workers: How many processes.
-        access_log: Whether every request is a line in the log.
-    """
-    with tempfile.TemporaryDirectory(prefix="headgate-metrics-", ignore_cleanup_errors=True) as folder:
-        # Inherited by the workers, which write there what all of them show.
-        os.environ[METRICS_FOLDER] = folder
-        options = {**_OURS, "host": host, "port": port, "access_log": access_log}
-        try:
-            uvicorn.run(factory, factory=True, workers=workers, **options)
-        finally:
-            del os.environ[METRICS_FOLDER]
-    return 0
+
+class _WorkerServer(uvicorn.Server):
+    """A server that reports to the parent process when it answers requests."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._worker.report_ready()

@@ -1,7 +1,4 @@
-"""The state of one key: how much of each rule it has used, and when there is room again.
-
-Nothing is written.
-"""
+"""The state of one key: the used units of each rule, and when units are available again. Nothing is written."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ async def state_of(
     """Return the state of a key in a limiter, or the reason why it cannot be shown.
 
     Args:
-        limiter: One of a policy.
-        key: Whose state; text stands for every scope.
+        limiter: The limiter.
+        key: The key; a string applies to every scope.
         tier: The caller's tier.
-        clock: The policy's clock, if it has one of its own.
+        clock: The clock of the policy; `None` for the store's clock.
     """
     try:
         return LimiterState(limiter.name, await _results(limiter, _fitting(limiter, key), tier, clock))
     except StoreError as error:
-        return LimiterState(limiter.name, [], f"the store cannot be asked: {redact(str(error))}")
+        return LimiterState(limiter.name, [], f"the store cannot be reached: {redact(str(error))}")
     except HeadgateError as error:
         return LimiterState(limiter.name, [], str(error))
 
 
 def _fitting(limiter: AsyncPolicyLimiter, key: Key | None) -> Key | None:
-    """Return the part of a key that the limiter counts by; text counts for every scope."""
+    """Return the part of a key that the limiter uses; a string applies to every scope."""
     rules = (*limiter.policy.rules, *limiter.policy.shadow)
     scopes = {rule.scope for rule in rules if rule.scope not in (None, SHARED)}
     if not scopes:
@@ -59,7 +56,7 @@ async def _results(
     own = {scope: part for scope, part in key.items() if scope in scopes} if isinstance(key, Mapping) else key
     rules = policy.rules_for(key, tier, policy.rules)
     gate = limiter.store.bind_async(limiter.name, tuple(map(with_unreachable_limits, rules)))
-    # A memory store has the policy's clock itself; to any other one its time goes with every call.
+    # A memory store has the policy's clock; other stores get its time with every call.
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
     counted, _ = await gate.decide(Request("peek", own, 0, now=now))
     return [

@@ -1,7 +1,7 @@
-"""When each limiter's store has answered last, and how long it takes: in bounded memory, and such that workers add up.
+"""Latency histograms of stores, in bounded memory, that can be summed over workers.
 
-A time falls into one of a few classes, four to every doubling, so a quantile is at most 19% too high. Only this minute
-and the one before it count.
+Buckets grow by a factor of 2 ** (1 / 4), so a quantile is at most 19% too high. Only this minute and the one before it
+count.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import log2
 
-CLASSES_PER_DOUBLING = 4
+BUCKETS_PER_DOUBLING = 4
 MINUTE = 60.0
 
 Times = dict[int, int]
-"""How many calls took how long, by class."""
+"""Number of calls by bucket."""
 
 
 @dataclass(slots=True)
 class StoreLatency:
-    """How a store has answered one limiter.
+    """The latency of a store for one limiter.
 
     Attributes:
-        last: When, in seconds since the epoch; `None` if it never did.
-        times: Of this minute.
-        earlier: Of the minute before.
+        last: Time of the last answer, in seconds since the epoch; `None` before the first.
+        times: The histogram of this minute.
+        earlier: The histogram of the minute before.
         begun: When this minute began.
     """
 
@@ -35,15 +35,15 @@ class StoreLatency:
     begun: float = 0.0
 
     def add(self, seconds: float, now: float) -> None:
-        """Take note of an answer."""
+        """Add a call that took `seconds`."""
         self.last = now
         if now - self.begun >= MINUTE:
             self._turn(now)
-        number = int(log2(seconds * 1e6 + 1) * CLASSES_PER_DOUBLING)
+        number = int(log2(seconds * 1e6 + 1) * BUCKETS_PER_DOUBLING)
         self.times[number] = self.times.get(number, 0) + 1
 
     def recent(self, now: float) -> Times:
-        """Return the times of the last one to two minutes."""
+        """Return the histogram of the last one to two minutes."""
         if now - self.begun >= MINUTE:
             self._turn(now)
         return total((self.earlier, self.times))
@@ -55,7 +55,7 @@ class StoreLatency:
 
 
 def total(several: Iterable[Times]) -> Times:
-    """Return the times of several together."""
+    """Return the sum of several histograms."""
     counts: Counter[int] = Counter()
     for times in several:
         counts.update(times)
@@ -63,10 +63,10 @@ def total(several: Iterable[Times]) -> Times:
 
 
 def quantile(times: Times, share: float) -> float | None:
-    """Return the seconds within which this share of the calls was answered; `None` if there were none."""
+    """Return a quantile in seconds; `None` without calls."""
     wanted = sum(times.values()) * share
     for number in sorted(times):
         wanted -= times[number]
         if wanted <= 0:
-            return float((2 ** ((number + 1) / CLASSES_PER_DOUBLING) - 1) / 1e6)
+            return float((2 ** ((number + 1) / BUCKETS_PER_DOUBLING) - 1) / 1e6)
     return None

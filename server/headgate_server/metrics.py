@@ -1,10 +1,9 @@
 """Metrics for Prometheus, of all workers together.
 
-With several workers every process writes its counts into files of a folder that they share, and the worker that is asked
-adds them up. `prometheus_client` decides which it is when it is imported, so a worker must have been started with
-`METRICS_FOLDER` in its environment. Those files are mapped into memory: to write to a page that the disk has no room for
-ends the process (SIGBUS), so room is made for all of it beforehand. If there is none, what cannot be counted is lost, and
-nothing else.
+With several workers, every process writes its counts to files in a shared folder, and the worker that gets the request sums
+them. `prometheus_client` reads `METRICS_FOLDER` from the environment when it is imported. The files are mapped into memory,
+and writing to a page without space on the disk ends the process (SIGBUS), so space is reserved first. If the disk is full,
+counts are lost and nothing else happens.
 """
 
 from __future__ import annotations
@@ -30,15 +29,11 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
 
 class ReservedDict(MmapedDict):
-    """A file of counts that has all the room on disk that it is mapped for.
-
-    Raises:
-        OSError: From every method that needs more room: there is none.
-    """
+    """A file of counts whose space on the disk is reserved; methods raise `OSError` if the disk is full."""
 
     def __init__(self, filename: str, read_mode: bool = False) -> None:
         if not read_mode:
-            _make(Path(filename))
+            _create(Path(filename))
         super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
 
     def _init_value(self, key: str) -> None:
@@ -50,11 +45,11 @@ class ReservedDict(MmapedDict):
 
 _FIRST_BYTES = 65_536
 _ENTRY_BYTES = 64
-"""More than what is written beside a key."""
+"""Upper bound of the size of an entry without its key."""
 
 
-def _make(path: Path) -> None:
-    """Make a file with room for the first counts; an empty one is never seen, since other workers could not read it."""
+def _create(path: Path) -> None:
+    """Create a file with space for the first counts; other workers never see an empty one, which they could not read."""
     if path.exists():
         return
     new = path.with_suffix(".new")
@@ -68,16 +63,16 @@ def _make(path: Path) -> None:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    allocate: Any = getattr(os, "posix_fallocate", None)  # which not every system has
+    allocate: Any = getattr(os, "posix_fallocate", None)  # not available on every system
     if allocate is not None:
         allocate(descriptor, 0, size)
 
 
 class CollectedDecisions(Hook):
-    """Collects decisions that are alike, and has them counted together: to count one takes longer than to decide it.
+    """Collects similar decisions and counts them together, because counting one takes longer than deciding it.
 
     Args:
-        hook: What counts them, when they are flushed. Everything else it hears of at once.
+        hook: The hook that counts them when they are flushed. Other events are passed on immediately.
     """
 
     def __init__(self, hook: PrometheusHook) -> None:
@@ -95,7 +90,7 @@ class CollectedDecisions(Hook):
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
         if decision.degraded or call.operation == "hold":
-            self.flush()  # whether the store is up is what was seen last
+            self.flush()  # the last decision determines whether the store is up
             self._hook.decided(call, decision, seconds)
             return
         place = (call.limiter, call.operation, decision.rule, decision.allowed)
@@ -110,7 +105,7 @@ class CollectedDecisions(Hook):
         self._hook.failed(call, error, seconds)
 
     def flush(self) -> None:
-        """Have counted what was collected; what there is no room for is lost."""
+        """Flush collected decisions to Prometheus; on a full disk they are lost."""
         collected, self._alike = self._alike, {}
         for alike in collected.values():
             try:
@@ -120,16 +115,16 @@ class CollectedDecisions(Hook):
 
 
 class ServerMetrics:
-    """The hooks that count, and what they have counted.
+    """The hooks for metrics, and their text.
 
     Attributes:
-        hook: Hears of the decisions of live rules; what it has collected is counted by `flush`.
-        shadow_hook: Hears of those of shadow rules.
+        hook: The hook for decisions of live rules; `flush` counts what it has collected.
+        shadow_hook: The hook for decisions of shadow rules.
     """
 
     def __init__(self) -> None:
         if METRICS_FOLDER in os.environ:
-            prometheus_values.MmapedDict = ReservedDict  # type: ignore[attr-defined]  # it has no other place for it
+            prometheus_values.MmapedDict = ReservedDict  # type: ignore[attr-defined]  # the only way to replace it
         own = CollectorRegistry()
         self.hook = CollectedDecisions(PrometheusHook(own))
         self.shadow_hook = ShadowHook(own)
@@ -138,10 +133,10 @@ class ServerMetrics:
             ProcessCollector(registry=own)
 
     def flush(self) -> None:
-        """Count what was decided since the last time, for the other workers to see."""
+        """Count the decisions since the last call, so that other workers see them."""
         self.hook.flush()
 
     def text(self) -> bytes:
-        """Return everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         self.flush()
         return generate_latest(self._shown)

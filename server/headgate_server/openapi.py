@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of endpoints, their types and their documentation."""
+"""The OpenAPI document, generated from the endpoints, their types and their documentation."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _REF = "#/components/schemas/{name}"
 _ABOUT = """\
 Rate limiting for any language: the limiters of a policy file over HTTP.
 
-A refusal is an answer, not an error: it has status 200 and `"allowed": false`. Everything else that is not a success is a
-problem document (RFC 9457) whose `detail` says what to do. Times are seconds, exact to the microsecond; `null` means that
-nothing applies. Bodies are JSON, with `Content-Type: application/json`.
+A refusal is not an error: it has status 200 and `"allowed": false`. Errors are problem documents (RFC 9457) whose `detail`
+says what to do. Times are seconds, exact to the microsecond; `null` means "not applicable". Bodies are JSON, with
+`Content-Type: application/json`.
 
-A call that charges (hit, record, hold) and whose answer is lost may have counted. With an `Idempotency-Key` it can be sent
-again: it counts once. To settle, confirm, renew or release a hold counts once anyway."""
+If the response to a hit, record or hold is lost, the call may have counted. With an `Idempotency-Key` it can be repeated and
+counts once. Settle, confirm, renew and release can always be repeated."""
 
 
 def document(endpoints: Iterable[Route]) -> dict[str, Any]:
-    """Return the document of the endpoints that have documentation; the dashboard's files have none."""
+    """Return the document of all documented endpoints; the dashboard's files are not documented."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         if endpoint.doc is not None:
@@ -62,7 +62,8 @@ def document(endpoints: Iterable[Route]) -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A token of the policy file. Without any there, none is needed, on loopback only.",
+                    "description": "A token of the policy file. If the file has no tokens, none is needed on loopback, and "
+                    "remote clients are refused.",
                 }
             },
         },
@@ -94,7 +95,7 @@ def _operation(endpoint: Route, doc: EndpointDoc) -> dict[str, Any]:
         operation["responses"][str(status)] = {"$ref": f"#/components/responses/{status}"}
     if endpoint.path == "/readyz":
         operation["responses"]["503"] = _success(
-            endpoint, doc, "A store does not answer.", _not_ready(msgspec.to_builtins(doc.answer))
+            endpoint, doc, "A store cannot count.", _not_ready(msgspec.to_builtins(doc.answer))
         )
     return operation
 
@@ -102,8 +103,8 @@ def _operation(endpoint: Route, doc: EndpointDoc) -> dict[str, Any]:
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "Sent again with the same key within ten minutes, the call is not made again: the answer is that of the "
-    "first call, refusals included, with the header field Idempotency-Replayed.",
+    "description": "If a call is repeated with the same key within ten minutes, it is not made again: the response is that "
+    "of the first call, refusals included, with the header field Idempotency-Replayed.",
     "schema": {"type": "string", "maxLength": 255},
     "example": "0b6f3d5e-order-66",
 }
@@ -160,11 +161,11 @@ _DETAILS = {
     409: "another call is confirming this hold; send the call again",
     413: "the body is larger than 65536 bytes, the policy's largest_body",
     415: "send JSON, with the header Content-Type: application/json",
-    421: "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
+    421: "without tokens the server accepts only loopback names, such as http://127.0.0.1 or http://localhost",
     422: "a cost of 9 can never be admitted: rule 'per-minute' holds 5 at most; split the work or raise the limit",
-    429: "10000 holds of this caller are open; settle or release some, or let them expire",
-    501: "the store of limiter 'llm' cannot remember holds",
-    503: "the store cannot be asked: connection refused",
+    429: "this caller has 10000 open holds; settle or release some, or wait until they expire",
+    501: "limiter 'llm' counts in a KVStore, which cannot keep holds; use memory, SQLite, Redis or PostgreSQL",
+    503: "the store cannot be reached: connection refused",
 }
 
 
@@ -187,7 +188,7 @@ def _schemas(endpoints: Iterable[Route]) -> dict[str, Any]:
 
 
 def _tidied(schema: Any) -> Any:
-    """Return a schema whose descriptions are not broken into the lines of a docstring."""
+    """Return a schema without the line breaks of docstrings."""
     if isinstance(schema, dict):
         return {name: _tidied(part) for name, part in schema.items()}
     if isinstance(schema, list):

@@ -1,4 +1,4 @@
-"""What the API does: every operation on limiters and holds, alone and in batches."""
+"""The operations of the API on limiters and holds, single and in batches."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ logger = logging.getLogger("headgate.server")
 audit = logging.getLogger(AUDIT)
 """The log of resets and refused tokens."""
 
-MOST_TOGETHER = 100
-"""Calls of a batch that are under way at once."""
+MAX_CONCURRENT = 100
+"""Calls of a batch in progress at the same time."""
 
-LONGEST_WORK = 0.002
+MAX_BLOCKING = 0.002
 """Seconds that a batch may block the event loop."""
 
-_TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
-"""Operations that may be under way together: stores answer them in the order in which they were asked."""
+_CONCURRENT = frozenset({"hit", "check", "record", "wait-hint"})
+"""Operations that may be in progress at the same time, because stores process them in order."""
 
 _DECISIONS = frozenset({"hit", "check", "wait-hint"})
 
@@ -81,9 +81,9 @@ _OF_HOLDS = frozenset({"settle", "release", "confirm", "renew"})
 
 
 class Operations:
-    """The operations, over the limiters of a policy.
+    """The operations on the limiters of a policy.
 
-    Every one of them raises `ApiProblem` or a `HeadgateError` for what it cannot do; `problem_from` makes one of the other.
+    They raise `ApiProblem` or a `HeadgateError`, which `problem_from` turns into an `ApiProblem`.
     """
 
     def __init__(self, live: AsyncLivePolicy, book: HoldBook, statistics: Statistics) -> None:
@@ -93,15 +93,15 @@ class Operations:
         self._checks = StoreChecks(live)
 
     async def hit(self, body: HitBody, name: str) -> DecisionAnswer:
-        decision, _ = await _asked(self._limiter(name), "hit", body, body.cost)
+        decision, _ = await _decide(self._limiter(name), "hit", body, body.cost)
         return decision_answer(decision)
 
     async def check(self, body: HitBody, name: str) -> DecisionAnswer:
-        decision, _ = await _asked(self._limiter(name), "peek", body, body.cost)
+        decision, _ = await _decide(self._limiter(name), "peek", body, body.cost)
         return decision_answer(decision)
 
     async def wait_hint(self, body: HitBody, name: str) -> WaitAnswer:
-        decision, _ = await _asked(self._limiter(name), "peek", body, body.cost)
+        decision, _ = await _decide(self._limiter(name), "peek", body, body.cost)
         return wait_answer(decision)
 
     async def record(self, body: RecordBody, name: str) -> RecordAnswer:
@@ -122,24 +122,24 @@ class Operations:
         return RecordAnswer(cost, decision.degraded)
 
     async def hold(self, request: ApiRequest, body: HitBody, name: str) -> HoldAnswer:
-        self._limiter(name)  # for the message that lists near names
-        taken = await self._book.take(
+        self._limiter(name)  # for the error that suggests similar names
+        held = await self._book.take(
             name, key_from(body.key), body.cost, body.tier, body.quota, caller=request.caller
         )
-        return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
+        return HoldAnswer(decision_answer(held.decision), held.hold, held.expires_after)
 
     async def reset(self, request: ApiRequest, body: ResetBody, name: str) -> ResetAnswer:
         key = key_from(body.key)
         await self._limiter(name).reset(key)
         audit.info(
-            "%s has reset %r in limiter %r", request.name or "a caller without a token", shown_key(key), name
+            "%s reset %r in limiter %r", request.name or "a caller without a token", shown_key(key), name
         )
         return ResetAnswer()
 
     async def settle(self, body: SettleBody, hold: str) -> FinishAnswer:
-        finished = await self._book.finish(hold, body.cost)
-        held, cost = wire_cost(finished.held), wire_cost(finished.cost)
-        return FinishAnswer(hold, finished.limiter, held, cost, finished.first, finished.degraded)
+        settled = await self._book.finish(hold, body.cost)
+        held, cost = wire_cost(settled.held), wire_cost(settled.cost)
+        return FinishAnswer(hold, settled.limiter, held, cost, settled.first, settled.degraded)
 
     async def release(self, body: ReleaseBody, hold: str) -> FinishAnswer:
         return await self.settle(SettleBody(0), hold)
@@ -153,11 +153,11 @@ class Operations:
         return decision_answer(await self._confirm_anew(body.anew, body.cost))
 
     async def renew(self, body: RenewBody, hold: str) -> HoldAnswer:
-        taken = await self._book.renew(hold)
-        return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
+        held = await self._book.renew(hold)
+        return HoldAnswer(decision_answer(held.decision), held.hold, held.expires_after)
 
     async def _confirm_anew(self, body: RenewRequest, cost: int | dict[str, int] | None) -> Decision:
-        """Take the units of a hold that has expired; its places have been free for long."""
+        """Take the units of an expired hold again; its places in concurrent rules are free."""
         limiter = self._limiter(body.limiter).current
         held = limiter.units.costs(body.cost)
         costs = limiter.units.without_places(held if cost is None else limiter.units.settled(cost, held))
@@ -169,7 +169,7 @@ class Operations:
         return LimitersShown([limiter_shown(limiter) for limiter in self._live.policy.limiters.values()])
 
     async def limiter(self, name: str) -> LimiterShown:
-        self._limiter(name)  # for the message that lists near names
+        self._limiter(name)  # for the error that suggests similar names
         return limiter_shown(self._live.policy.limiters[name])
 
     async def inspect(self, body: InspectBody) -> InspectAnswer:
@@ -189,27 +189,27 @@ class Operations:
     # Batches
 
     async def batch(self, request: ApiRequest, body: BatchBody) -> BatchAnswers:
-        """Answer each call as it would be answered alone, in order.
+        """Answer each call like a single request, in order.
 
-        What only asks a limiter leaves for a remote store together with its neighbours; everything else waits for what
-        comes before it: whether there is room may depend on what was settled, held or reset.
+        Adjacent calls that only ask a limiter are sent to a remote store together. Other calls wait for the calls before
+        them, because units may be available only after these.
         """
         answers: list[BatchAnswer] = []
         together: list[asyncio.Task[BatchAnswer]] = []
-        rested = perf_counter()
+        yielded = perf_counter()
         for call in body.calls:
             limiter = None if call.limiter is None else self._live.get(call.limiter)
-            may_join = limiter is not None and limiter.store.remote and call.operation in _TOGETHER
-            if together and (not may_join or len(together) >= MOST_TOGETHER):
+            may_join = limiter is not None and limiter.store.remote and call.operation in _CONCURRENT
+            if together and (not may_join or len(together) >= MAX_CONCURRENT):
                 answers += await asyncio.gather(*together)
                 together = []
             if may_join:
                 together.append(asyncio.ensure_future(self._answer(call, limiter, request)))
                 continue
             answers.append(await self._answer(call, limiter, request))
-            if perf_counter() - rested > LONGEST_WORK:  # calls that never wait would block all other requests
+            if perf_counter() - yielded > MAX_BLOCKING:  # calls that never wait would block other requests
                 await asyncio.sleep(0)
-                rested = perf_counter()
+                yielded = perf_counter()
         return BatchAnswers(answers + await asyncio.gather(*together))
 
     async def _answer(
@@ -217,7 +217,7 @@ class Operations:
     ) -> BatchAnswer:
         try:
             return BatchAnswer(200, await self._one(call, limiter, request))
-        except Exception as error:  # noqa: BLE001  # one call must not take the answers of the others with it
+        except Exception as error:  # noqa: BLE001  # an error must not affect the other calls
             problem = problem_from(error)
             return BatchAnswer(problem.status, problem.document)
 
@@ -227,8 +227,8 @@ class Operations:
             return await self._end(call)
         name = call.limiter
         if name is None or call.hold is not None:
-            raise ApiProblem(400, f"{operation} needs the name of a limiter, and no hold")
-        if limiter is None:  # without near names: to look for a thousand of them takes seconds
+            raise ApiProblem(400, f"{operation} needs the name of a limiter, not a hold")
+        if limiter is None:  # without similar names: finding them for 1,000 calls takes seconds
             raise ApiProblem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
         cost = 1 if call.cost is None else call.cost
         if operation == "record":
@@ -236,7 +236,7 @@ class Operations:
         if isinstance(cost, list):
             raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
         if operation in _DECISIONS:
-            decision, _ = await _asked(limiter, "hit" if operation == "hit" else "peek", call, cost)
+            decision, _ = await _decide(limiter, "hit" if operation == "hit" else "peek", call, cost)
             return wait_answer(decision) if operation == "wait-hint" else decision_answer(decision)
         if operation == "hold":
             return await self.hold(request, HitBody(call.key, cost, call.tier, call.quota), name)
@@ -246,11 +246,11 @@ class Operations:
         hold, cost, operation = call.hold, call.cost, call.operation
         of_limiter = (call.limiter, call.key, call.tier, call.quota)
         if hold is None or isinstance(cost, list) or of_limiter != (None, None, None, None):
-            raise ApiProblem(400, f"{operation} needs the id of a hold, and nothing of a limiter")
+            raise ApiProblem(400, f"{operation} needs the id of a hold, not a limiter, key, tier or quota")
         if operation == "confirm":
             return await self.confirm(ConfirmBody(cost, call.anew), hold)
         if (cost is None) is (operation == "settle"):
-            raise ApiProblem(400, "settle needs a cost, and release takes none, nor does renew")
+            raise ApiProblem(400, "settle needs a cost; release and renew do not take one")
         if operation == "renew":
             return await self.renew(RenewBody(), hold)
         return await self.settle(SettleBody(0 if cost is None else cost), hold)
@@ -261,7 +261,7 @@ class Operations:
             audit.warning("refused a reset in a batch: %s", problem.detail)
             raise problem
         if call.cost is not None or call.tier is not None or call.quota is not None:
-            raise ApiProblem(400, "reset takes a key, but neither cost nor tier nor quota")
+            raise ApiProblem(400, "reset takes a key, not a cost, tier or quota")
         return await self.reset(request, ResetBody(call.key), name)
 
     def _limiter(self, name: str) -> AsyncPolicyLimiter:
@@ -271,19 +271,19 @@ class Operations:
             raise _no_limiter(name, list(self._live)) from None
 
 
-def _asked(
+def _decide(
     limiter: AsyncPolicyLimiter, operation: Operation, body: HitBody | BatchCall, cost: WireCost
 ) -> Awaitable[Answer]:
-    """Ask a limiter, and return its answer, to be awaited."""
+    """Return the awaitable answer of a limiter."""
     version = limiter.current  # rules, units and gate of one version
     return version.gate.decide(version.request(operation, key_from(body.key), cost, body.tier, body.quota))
 
 
 def problem_from(error: Exception) -> ApiProblem:
-    """Return what to answer to a request that raised; an unexpected error is logged, not shown.
+    """Return the problem for an exception; an unexpected exception is logged, and its text is not shown.
 
-    422: it can never be admitted as it is (a cost above the capacity, a key that does not fit the rules).
-    503: the store failed, and there is no policy to answer instead; or it is misconfigured and has never worked.
+    422: the request can never be admitted (a cost above the capacity, a key that does not fit the rules).
+    503: the store failed and the failure policy is `raise`; or it is misconfigured and has never worked.
     """
     match error:
         case ApiProblem():
@@ -298,13 +298,13 @@ def problem_from(error: Exception) -> ApiProblem:
             return ApiProblem(429, str(error), ((b"retry-after", b"10"),))
         case CostTooHigh():
             return ApiProblem(422, str(error), excess=error)
-        case StoreError():  # before ConfigError: a store that is misconfigured is both
-            detail = f"the store cannot be asked: {redact(str(error))}"
+        case StoreError():  # before ConfigError: StoreMisconfigured is both
+            detail = f"the store cannot be reached: {redact(str(error))}"
             return ApiProblem(503, detail, ((b"retry-after", b"1"),))
         case ConfigError():
             return ApiProblem(422, str(error))
     logger.error("a request failed", exc_info=error)
-    return ApiProblem(500, "the request could not be answered; the server's log says why")
+    return ApiProblem(500, "internal error; the server's log has the reason")
 
 
 def _no_limiter(name: str, known: list[str]) -> ApiProblem:

@@ -25,7 +25,7 @@ SECURITY: tuple[Field, ...] = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 )
-"""On everything that a browser may show: nothing from other hosts, no frames, no guessing, no telling."""
+"""Header fields of everything that a browser may show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def find_page(name: str) -> Page:
     """Return a file of the dashboard.
 
     Raises:
-        ApiProblem: 404 if there is none.
+        ApiProblem: 404 if the file does not exist.
     """
     found = _pages().get(name)
     if found is None:
@@ -50,7 +50,7 @@ def find_page(name: str) -> Page:
 
 
 def is_known(page: Page, fields: HeaderFields) -> bool:
-    """Tell whether the client has this very file already (`If-None-Match`)."""
+    """Return whether the client has this version of the file (`If-None-Match`)."""
     known = fields.get(b"if-none-match", b"")
     return page.tag in known or known.strip() == b"*"
 
@@ -65,7 +65,7 @@ def _page(name: str, content: bytes) -> Page:
     tag = b'"%b"' % sha256(content).hexdigest()[:32].encode()
     fields = (
         (b"content-type", _TYPES.get(name.rpartition(".")[2], b"application/octet-stream")),
-        (b"cache-control", b"no-cache"),  # kept, but asked about: a new version must not run an old script
+        (b"cache-control", b"no-cache"),  # revalidate, so that a new page does not run an old script
         (b"etag", tag),
         *SECURITY,
     )

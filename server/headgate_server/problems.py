@@ -1,4 +1,4 @@
-"""What the server answers when it cannot do what was asked: problem documents (RFC 9457)."""
+"""Problem documents (RFC 9457): the bodies of all errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROBLEM_JSON = b"application/problem+json"
 
 
 class ProblemAnswer(msgspec.Struct):
-    """What went wrong (RFC 9457). The last four are there if a cost can never be admitted."""
+    """An error (RFC 9457). `cost`, `capacity`, `rule` and `unit` are present if the cost can never be admitted."""
 
     type: str
     title: str
@@ -28,13 +28,13 @@ class ProblemAnswer(msgspec.Struct):
 
 
 class ApiProblem(Exception):
-    """An answer other than success.
+    """An error response.
 
     Attributes:
         status: The status of the response.
-        detail: What is wrong and what to do about it, for a person.
-        fields: Header fields that belong to the response.
-        excess: The cost that can never be admitted, if that is it.
+        detail: The error, and what to do about it.
+        fields: Additional header fields.
+        excess: The cost that can never be admitted, if that is the error.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ApiProblem(Exception):
 
     @property
     def document(self) -> ProblemAnswer:
-        """The answer's body. Text that no encoding could carry is written as an escape."""
+        """The body; text that is not valid Unicode is escaped."""
         detail = self.detail.encode("utf-8", "backslashreplace").decode("utf-8")
         answer = ProblemAnswer("about:blank", HTTPStatus(self.status).phrase, self.status, detail)
         if self.excess is not None:

@@ -1,4 +1,4 @@
-"""Answers, ready to be sent."""
+"""Responses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headgate_server.problems import PROBLEM_JSON, ApiProblem, Field
 
 _encode = msgspec.json.Encoder().encode
 PRIVATE: tuple[Field, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-"""On every answer of the API: it is true only now, and is nothing but what it says it is."""
+"""Header fields of every response of the API."""
 
 _JSON: tuple[Field, ...] = ((b"content-type", b"application/json"), *PRIVATE)
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An answer that is complete."""
+    """A complete response."""
 
     status: int
     fields: tuple[Field, ...]
@@ -25,18 +25,18 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Stream(NamedTuple):
-    """An answer that goes on."""
+    """A streaming response."""
 
     fields: tuple[Field, ...]
     pieces: AsyncGenerator[bytes, None]
 
 
 def json_reply(answer: Any, status: int = 200) -> Reply:
-    """Return an answer as JSON."""
+    """Return a JSON response."""
     return Reply(status, _JSON, _encode(answer))
 
 
 def problem_reply(problem: ApiProblem) -> Reply:
-    """Return a problem as its document."""
+    """Return the response for a problem."""
     fields = ((b"content-type", PROBLEM_JSON), *PRIVATE, *problem.fields)
     return Reply(problem.status, fields, _encode(problem.document))

@@ -1,6 +1,6 @@
-"""Which endpoint a request is for.
+"""Routes, and the router that finds the route of a request.
 
-The table of endpoints is a value: the router finds among them, and the OpenAPI document describes them.
+The list of routes is a value: the router and the OpenAPI document are made from it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from headgate_server.problems import ApiProblem
 
 JSON = "application/json"
 
-LONGEST_CACHED = 128
-"""Bytes of the longest path whose route is remembered."""
+MAX_CACHED = 128
+"""Bytes of the longest path whose route is cached."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class EndpointDoc:
     """The documentation of an endpoint.
 
     Attributes:
-        name: Its name in generated clients.
+        name: The name in generated clients.
         summary: One line.
-        text: The rest.
-        values: Examples of the placeholders.
-        ask: Example of a body.
-        answer: Example of the answer to it.
-        media_type: Of the answer.
-        problems: Statuses besides those that follow from the endpoint's nature.
+        text: More text.
+        values: Example values of the placeholders.
+        body: Example body.
+        answer: Example response to it.
+        media_type: Media type of the response.
+        problems: Additional statuses of errors.
     """
 
     name: str
@@ -54,15 +54,15 @@ class Route:
 
     Attributes:
         method: The HTTP method; `HEAD` is answered wherever `GET` is.
-        path: With placeholders, as in `/v1/limiters/{name}`.
-        needs: The permission that it takes.
-        handle: Called with the request (if it wants it), the body (if there is one) and the values of the placeholders;
-            returns the answer.
-        takes: The type of the body; `None` if there is none.
+        path: The path with placeholders, such as `/v1/limiters/{name}`.
+        needs: The required permission.
+        handle: Called with the request (if `wants_request`), the body (if it `takes` one) and the values of the
+            placeholders; returns the answer.
+        takes: The type of the body; `None` without a body.
         gives: The type of the answer.
-        wants_request: Whether `handle` is given the request.
-        charges: Whether it charges a limiter, so that it takes an `Idempotency-Key`.
-        doc: For the OpenAPI document; `None` leaves it out there.
+        wants_request: Whether `handle` gets the request.
+        charges: Whether it charges a limiter, so that it accepts an `Idempotency-Key`.
+        doc: The documentation; `None` to leave the route out of the OpenAPI document.
     """
 
     method: str
@@ -81,19 +81,19 @@ class Route:
 
 
 class ApiRequest(NamedTuple):
-    """What some endpoints want to know about a request."""
+    """The parts of a request that some endpoints need."""
 
     fields: HeaderFields
     may: frozenset[Permission]
     caller: str = ""
-    """The digest of the token; empty if there is none."""
+    """The digest of the token; empty without one."""
     name: str = ""
-    """What the policy calls the token."""
+    """The name of the token in the policy."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """What may follow a part of a path."""
+    """A part of a path: its children, and the routes that end here."""
 
     named: dict[str, _Node] = field(default_factory=dict)
     any: _Node | None = None
@@ -101,7 +101,7 @@ class _Node:
 
 
 class Router:
-    """Finds the endpoint of a request."""
+    """Finds the route of a request."""
 
     def __init__(self, endpoints: Iterable[Route]) -> None:
         self._root = _Node()
@@ -117,17 +117,17 @@ class Router:
         self._cached = lru_cache(maxsize=256)(self._find)
 
     def find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
-        """Return the endpoint and the values of its placeholders.
+        """Return the route and the values of its placeholders.
 
         Args:
-            method: As it was sent.
-            path: As it was sent, without the query: a slash inside of a name is written `%2F`.
+            method: The HTTP method.
+            path: The raw path without the query; a slash within a name is written `%2F`.
 
         Raises:
-            ApiProblem: 404 if there is none, 405 if there is one for other methods.
+            ApiProblem: 404 if the path is unknown, 405 if it has other methods.
         """
-        # Names of limiters are few and asked for again and again; ids of holds are not.
-        if len(path) <= LONGEST_CACHED and not path.startswith(b"/v1/holds/"):
+        # Paths of limiters are few and frequent; ids of holds are not.
+        if len(path) <= MAX_CACHED and not path.startswith(b"/v1/holds/"):
             return self._cached(method, path)
         return self._find(method, path)
 
@@ -144,7 +144,7 @@ class Router:
             if node is None:
                 break
         if node is None or not node.endpoints:
-            raise ApiProblem(404, "there is no such path; GET /openapi.json lists them all")
+            raise ApiProblem(404, "unknown path; GET /openapi.json lists all paths")
         found = node.endpoints.get("GET" if method == "HEAD" else method)
         if found is None:
             raise _not_allowed(node.endpoints)
@@ -154,4 +154,4 @@ class Router:
 def _not_allowed(endpoints: dict[str, Route]) -> ApiProblem:
     allowed = sorted({*endpoints, "HEAD"} if "GET" in endpoints else endpoints)
     listed = ", ".join(allowed)
-    return ApiProblem(405, f"this path answers to {listed} only", ((b"allow", listed.encode()),))
+    return ApiProblem(405, f"this path supports only {listed}", ((b"allow", listed.encode()),))

@@ -1,25 +1,29 @@
-"""Running the server: one process, or several that share a port."""
+"""Start the server: one process, or several that share a port."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
+import sys
 from pathlib import Path
 
-from headgate import ConfigError, StoreError, StoreMisconfigured
+from headgate import ConfigError, HeadgateError, StoreError, StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, Policy, PolicyError, load_policy
 from headgate_server.access import is_loopback
+from headgate_server.app import App
 from headgate_server.factory import open_app, recorders
-from headgate_server.http_server import run
+from headgate_server.hosting import listen, url_of
+from headgate_server.http.server import run
 from headgate_server.logs import log_to_stderr
+from headgate_server.snapshots import SharedFolder
 from headgate_server.statistics import Demo
-from headgate_server.supervisor import private_limiters, run_workers
+from headgate_server.supervisor import check_worker_number, run_workers
+from headgate_server.worker import Worker
 
-BACKLOG = 2048
-HIGHEST_PORT = 65_535
-MOST_WORKERS = 256
+logger = logging.getLogger("headgate.server")
 
 
 def serve(
@@ -32,17 +36,17 @@ def serve(
 ) -> int:
     """Serve a policy file until SIGINT or SIGTERM, and return the exit code, which is 0.
 
-    The file is followed: on SIGHUP and when it changes, its limiters and tokens are read again. The address is not.
+    Limiters and tokens are read again when the file changes, and on SIGHUP. The address is not.
 
     Args:
         config: The file. Environment variables that begin with `HEADGATE_` replace single values.
-        host: Where to listen, instead of the file's `[server]`.
-        port: Likewise; 0 is any free one, and the one that it became is printed.
-        workers: How many processes share the work; then every limiter must count outside of them.
+        host: The address to listen on, instead of the one in the file's `[server]`.
+        port: The port, likewise; 0 for any free one, which is printed.
+        workers: The number of processes; with several, every limiter needs a shared store.
         demo: The demo that the dashboard shows.
 
     Raises:
-        ConfigError: It cannot run like this; the message says what to change.
+        ConfigError: It cannot run with this configuration; the message says what to change.
         WorkersFailed: The workers cannot be kept running.
     """
     policy = load_policy(config, os.environ)
@@ -56,57 +60,57 @@ def serve(
     listener = listen(host, port)
     message = _greeting(listener, config, policy, workers)
     if workers > 1:
-        run_workers(Path(config), listener, workers, lambda: _say(message))
+        function = "headgate_server.startup:serve_worker"
+        run_workers(function, [str(config)], listener, workers, lambda: _print(message), SharedFolder.retire)
     else:
-        run(open_app(config, demo=demo), listener, lambda: _say(message))
-    _say("headgate: stopped")
+        run(open_app(config, demo=demo), listener, lambda: _print(message))
+    _print("headgate: stopped")
     return 0
 
 
 def check_address(policy: Policy, host: str) -> None:
-    """Refuse to listen for other machines if everybody could do everything.
+    """Refuse an address that other machines can reach if there are no tokens.
 
     Raises:
-        ConfigError: The address is not a loopback one, and there are no tokens; or it is none at all.
+        ConfigError: The address is not a loopback address and there are no tokens, or it is not valid.
     """
     if all(is_loopback(address) for address in _addresses(host)) or policy.server.tokens:
         return
     raise ConfigError(
-        f"{host} can be reached from other machines and the policy has no tokens, so anybody could ask and reset: "
-        f"add [server.tokens.NAME] to it (`headgate token` makes one), or listen on 127.0.0.1"
+        f"{host} can be reached from other machines and the policy has no tokens, so anybody could use all of "
+        f"the API: add [server.tokens.NAME] to it (`headgate token` creates one), or listen on 127.0.0.1"
     )
 
 
 def check_workers(policy: Policy, workers: int, demo: Demo | None) -> None:
-    """Refuse several workers where they would not count together.
+    """Refuse several workers if they would count separately.
 
     Raises:
-        ConfigError: The number is no number of workers, or a limiter counts in memory, or this is the demo.
+        ConfigError: The number is not valid, a limiter counts in memory, or this is the demo.
     """
-    if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
-        raise ConfigError(f"workers is a whole number from 1 to {MOST_WORKERS}, not {workers!r}")
+    check_worker_number(workers)
     if workers == 1:
         return
     if demo is not None:
         raise ConfigError("the demo runs in one process; leave out --workers")
-    private = private_limiters(policy)
+    private = _private_limiters(policy)
     if private:
         raise ConfigError(
-            f"with {workers} workers every limiter must count outside of them, but in memory count: "
+            f"with {workers} workers every limiter needs a shared store, but these count in memory: "
             f"{', '.join(private)}; give them a store such as sqlite:///limits.db or redis://localhost, "
             f"or leave out --workers"
         )
 
 
 def check_stores(policy: Policy) -> None:
-    """Refuse limiters that could not count: on a store that there is not, whose packages are missing, or that refuses us.
+    """Refuse stores that are unknown, lack packages, or refuse us.
 
-    A store that is down is no reason not to start: the log says so, and the limiters' failure policies answer.
+    If a store is down, the server starts anyway: it is logged, and the limiters' failure policies answer.
 
     Raises:
-        PolicyError: The message says which one.
+        PolicyError: The message names the store.
     """
-    # Here, so that it is said once instead of once per worker.
+    # In the parent, so that the message appears once instead of once per worker.
     for url, error in asyncio.run(_pinged(policy)).items():
         if isinstance(error, StoreMisconfigured):
             raise PolicyError(f"the store {redact(url)} cannot be used: {redact(str(error))}") from error
@@ -118,35 +122,49 @@ async def _pinged(policy: Policy) -> dict[str, StoreError | None]:
 
 
 def check_recording(policy: Policy) -> None:
-    """Refuse to record to what cannot be written: to say it once, instead of once per worker.
+    """Refuse a recording that cannot be written, once instead of once per worker.
 
     Raises:
-        ConfigError: The message says why.
+        ConfigError: The message gives the reason.
     """
     for recorder in recorders(policy.server):
         recorder.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        ConfigError: The address cannot be had.
-    """
-    if not 0 <= port <= HIGHEST_PORT:
-        raise ConfigError(f"cannot listen on {_authority(host, port)}: ports go from 0 to {HIGHEST_PORT}")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def serve_worker(worker: Worker, config: str) -> int:
+    """Serve a policy file in one of several processes, and return the exit code."""
+    log_to_stderr(f"worker {worker.name}")
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (")[0].lower()
-        raise ConfigError(
-            f"cannot listen on {_authority(host, port)}: {reason}; choose another --port or --host"
-        ) from error
+        app = open_app(config, shared_folder=SharedFolder(worker.folder, worker.name))
+    except HeadgateError as error:
+        print(f"headgate: {error}", file=sys.stderr)
+        return 1
+    app.live.on_change(lambda: _warn_of_private_limiters(app))
+    run(app, worker.listener, worker.report_ready, shares_listener=True)
+    return 0
+
+
+def _warn_of_private_limiters(app: App) -> None:
+    """Log which limiters of a new policy count separately in each worker; the first policy had none."""
+    private = _private_limiters(app.live.policy)
+    if private:
+        logger.error(
+            "these limiters now count in memory, separately in each worker: %s; give them a shared store",
+            ", ".join(private),
+        )
+
+
+def _private_limiters(policy: Policy) -> list[str]:
+    """Return the names of the limiters that count in the memory of a process."""
+    return [name for name, limiter in policy.limiters.items() if _is_private(limiter.store)]
+
+
+def _is_private(url: str) -> bool:
+    return url.lower().startswith("memory:") or url.rstrip("/").endswith(":memory:")
 
 
 def _addresses(host: str) -> list[str]:
-    """Return the addresses of a name.
+    """Return the addresses of a host.
 
     Raises:
         ConfigError: It has none.
@@ -158,16 +176,11 @@ def _addresses(host: str) -> list[str]:
 
 
 def _greeting(listener: socket.socket, config: str | Path, policy: Policy, workers: int) -> str:
-    host, port = listener.getsockname()[:2]
-    how_many = "1 worker" if workers == 1 else f"{workers} workers"
     limiters = len(policy.limiters)
     what = f"{limiters} limiter{'' if limiters == 1 else 's'} from {config}"
-    return f"headgate: listening on http://{_authority(host, port)} ({what}, {how_many}; Ctrl-C stops)"
+    processes = "1 worker" if workers == 1 else f"{workers} workers"
+    return f"headgate: listening on {url_of(listener)} ({what}, {processes}; Ctrl-C stops)"
 
 
-def _authority(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)

@@ -1,11 +1,11 @@
-"""Several processes that share a port, and the one that looks after them.
+"""Several processes that share a port, and their supervisor: for the server and for the services.
 
-Workers are fresh processes rather than forks: what the parent has opened or imported is not theirs. They inherit the
-listening socket, and the kernel hands each connection to one of them. A worker that ends by itself is replaced, and its
-figures stay (`headgate_server.statistics`). Workers that end again and again, or cannot even start, end it all.
+Workers are new processes, not forks, so nothing that the parent has opened or imported is shared. They inherit the listening
+socket, and the kernel gives each connection to one of them. A worker that ends is replaced. If workers cannot start, or end
+again and again, everything stops.
 
-The parent passes SIGHUP on to every worker. Workers stop on SIGTERM, and when their standard input ends: that is how they
-notice a parent that was killed.
+The parent forwards SIGHUP to every worker. Workers stop on SIGTERM, and when their connection to the parent ends because
+the parent was killed.
 """
 
 from __future__ import annotations
@@ -17,68 +17,86 @@ import signal
 import socket
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterator
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headgate import HeadgateError
-from headgate.policy import Policy
+from headgate import ConfigError, HeadgateError
 from headgate_server.hosting import METRICS_FOLDER
-from headgate_server.statistics import SharedFolder
+from headgate_server.worker import READY
 
 logger = logging.getLogger("headgate.server")
 
-READY = b"ready\n"
 WORKER = ("-P", "-m", "headgate_server.worker")
 """Arguments of Python; -P keeps modules in the current folder from being imported."""
 
-YOUNG_SECONDS = 5.0
-"""A worker that ends sooner than this after its start ends for a reason that will not go away."""
+MAX_WORKERS = 256
 
-MOST_YOUNG_DEATHS = 3
+EARLY_SECONDS = 5.0
+"""A worker that ends sooner than this after its start will probably always end."""
+
+MAX_EARLY_ENDS = 3
 STOP_SECONDS = 20.0
-"""How long workers may take to stop before they are killed."""
+"""Seconds for workers to stop before they are killed."""
 
 
 class WorkersFailed(HeadgateError):
-    """The workers cannot be kept running; their own messages say why."""
+    """The workers cannot be kept running; their own messages give the reason."""
 
 
-def run_workers(config: Path, listener: socket.socket, number: int, started: Callable[[], None]) -> None:
+def check_worker_number(workers: object) -> None:
+    """Check the number of workers.
+
+    Raises:
+        ConfigError: It is not valid.
+    """
+    if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"workers is a whole number from 1 to {MAX_WORKERS}, not {workers!r}")
+
+
+def run_workers(
+    function: str,
+    arguments: Sequence[str],
+    listener: socket.socket,
+    number: int,
+    started: Callable[[], None],
+    ended: Callable[[Path, str], None] = lambda folder, name: None,
+) -> None:
     """Serve with several processes until SIGINT or SIGTERM.
 
     Args:
-        config: The policy file.
-        listener: Where to listen; it is closed at the end.
-        number: How many.
-        started: Called once all of them answer.
+        function: The function that serves in each worker, as `package.module:function`. It is called with the `Worker`.
+        arguments: More arguments of the function.
+        listener: The listening socket; it is closed at the end.
+        number: The number of workers.
+        started: Called once all workers answer.
+        ended: Called with the shared folder and the name of a worker that has ended.
 
     Raises:
-        WorkersFailed: One could not start, or they ended again and again.
+        WorkersFailed: A worker could not start, or they ended again and again.
     """
-    # Figures may name keys, so the folder is for this user only; that is how mkdtemp makes it.
+    # Figures may contain keys; mkdtemp creates a folder for this user only.
     with tempfile.TemporaryDirectory(prefix="headgate-", ignore_cleanup_errors=True) as folder:
-        asyncio.run(Supervisor(config, listener, Path(folder)).run(number, started))
-
-
-def private_limiters(policy: Policy) -> list[str]:
-    """Return the names of the limiters that every process would count for itself."""
-    return [name for name, limiter in policy.limiters.items() if _is_private(limiter.store)]
-
-
-def _is_private(url: str) -> bool:
-    return url.lower().startswith("memory:") or url.rstrip("/").endswith(":memory:")
+        supervisor = Supervisor((function, *arguments), listener, Path(folder), ended)
+        asyncio.run(supervisor.run(number, started))
 
 
 class Supervisor:
     """Starts, replaces and stops workers."""
 
-    def __init__(self, config: Path, listener: socket.socket, folder: Path) -> None:
-        self._config = config
+    def __init__(
+        self,
+        call: Sequence[str],
+        listener: socket.socket,
+        folder: Path,
+        ended: Callable[[Path, str], None],
+    ) -> None:
+        self._call = call
         self._listener = listener
         self._folder = folder
+        self._ended = ended
         self._processes: dict[str, Process] = {}
         self._ready: set[str] = set()
         self._is_stopping = False
@@ -88,7 +106,7 @@ class Supervisor:
         self._metrics = metrics
 
     async def run(self, number: int, started: Callable[[], None]) -> None:
-        """Keep so many workers running until a signal stops it."""
+        """Keep `number` workers running until a signal to stop."""
         stop = asyncio.Event()
         ready = [asyncio.Event() for _ in range(number)]
         with _signals(stop.set, self._hang_up):
@@ -110,9 +128,9 @@ class Supervisor:
                 raise outcome
 
     async def _keep(self, slot: int, ready: asyncio.Event) -> None:
-        """Run one worker after another, until all are to stop."""
+        """Run one worker after another, until all stop."""
         loop = asyncio.get_running_loop()
-        generation = young_deaths = 0
+        generation = early_ends = 0
         while not self._is_stopping:
             name = f"{slot}-{generation}"
             generation += 1
@@ -121,53 +139,54 @@ class Supervisor:
             if self._is_stopping:
                 return
             if not ready.is_set():
-                raise WorkersFailed(
-                    f"a worker could not start (it ended with {_ending(code)}), so nothing was started"
-                )
-            young_deaths = young_deaths + 1 if loop.time() - began < YOUNG_SECONDS else 0
-            if young_deaths == MOST_YOUNG_DEATHS:
-                raise WorkersFailed(
-                    f"workers end as soon as they start (the last one with {_ending(code)}), so everything was stopped"
-                )
-            logger.error("worker %s ended with %s; another one takes its place", name, _ending(code))
+                raise WorkersFailed(f"a worker could not start (it ended with {_ending(code)})")
+            early_ends = early_ends + 1 if loop.time() - began < EARLY_SECONDS else 0
+            if early_ends == MAX_EARLY_ENDS:
+                raise WorkersFailed(f"workers end as soon as they start (the last one with {_ending(code)})")
+            logger.error("worker %s ended with %s and is replaced", name, _ending(code))
 
     async def _run_one(self, name: str, ready: asyncio.Event) -> int:
-        """Run a worker to its end, and return its exit code."""
-        arguments = [str(self._config), str(self._listener.fileno()), str(self._folder), name]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *WORKER,
-            *arguments,
-            stdin=PIPE,
-            stdout=PIPE,
-            env=self._environment,
-            pass_fds=[self._listener.fileno()],
-            start_new_session=True,  # Ctrl-C goes to the parent, which stops the workers
-        )
-        assert process.stdout is not None
+        """Run a worker until it ends, and return its exit code."""
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        process = await self._start(name, theirs)
         self._processes[name] = process
         try:
             if self._is_stopping:
                 process.terminate()
-            if await process.stdout.readline() == READY:
+            if await reader.readline() == READY:
                 self._ready.add(name)
                 ready.set()
             return await process.wait()
         finally:
+            writer.close()
             self._processes.pop(name, None)
             self._ready.discard(name)
-            # What it has counted stays; what it said about the present goes.
-            SharedFolder.retire(self._folder, name)
+            # Its counts stay; its gauges go.
+            self._ended(self._folder, name)
             for gauge in self._metrics.glob(f"gauge_live*_{process.pid}.db"):
                 gauge.unlink(missing_ok=True)
 
+    async def _start(self, name: str, parent: socket.socket) -> Process:
+        function, *arguments = self._call
+        descriptors = [self._listener.fileno(), parent.fileno()]
+        with parent:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, *WORKER),
+                *(function, *map(str, descriptors), str(self._folder), name, *arguments),
+                stdin=DEVNULL,
+                env=self._environment,
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C goes to the parent, which stops the workers
+            )
+
     def _hang_up(self) -> None:
-        for name in self._ready:  # the others are about to read the file anyway, and would not survive it
+        for name in self._ready:  # the others are about to read the file anyway
             _signal(self._processes[name], signal.SIGHUP)
 
     async def _stop(self) -> None:
         self._is_stopping = True
-        self._listener.close()  # so that no client waits at a port that is no longer served
+        self._listener.close()  # so that clients are refused instead of waiting
         stopping = list(self._processes.values())
         for process in stopping:
             _signal(process, signal.SIGTERM)
@@ -190,7 +209,7 @@ async def _all_set(events: list[asyncio.Event]) -> None:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended by itself
+    with suppress(ProcessLookupError):  # it has ended
         process.send_signal(number)
 
 

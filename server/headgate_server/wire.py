@@ -1,7 +1,7 @@
-"""What goes over the wire: the types of requests and responses.
+"""The types of requests and responses.
 
-They check what comes in, write what goes out, and are the schemas of the OpenAPI document: one source for all three. Times
-are seconds, exact to the microsecond. `None` means that nothing applies, never -1.
+They validate requests, encode responses, and are the schemas of the OpenAPI document. Times are seconds, exact to the
+microsecond. `None` means "not applicable".
 """
 
 from __future__ import annotations
@@ -22,54 +22,56 @@ from headgate.quota import MAX_UNITS
 from headgate.usage import RuleUsage
 from headgate_server.problems import ApiProblem
 
-MOST_CALLS = 1000
+MAX_CALLS = 1000
 """Calls in one batch."""
 
-LONGEST_KEY = 512
-"""Bytes of the longest key, or part of one, that is kept as it is; of a longer one only the digest is kept, everywhere."""
+MAX_KEY = 512
+"""Bytes of the longest key, or part of one; longer keys are replaced by their digest."""
 
-LONGEST_TIER = 200
+MAX_TIER = 200
 
 Units = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole number.")]
 Cost = Annotated[
     Units | dict[str, Units],
     Meta(
-        description="Units: a whole number of everything, or an object by unit. Requests that are not named are 1.",
+        description="Units: a whole number for every unit, or an object by unit, in which requests default to 1.",
         examples=[1, {"tokens": 800}],
     ),
 ]
 CostOfEach = Annotated[
     Units | dict[str, Units] | list[Units],
-    Meta(description="Units: as elsewhere, or an array with a number for each rule, in their order."),
+    Meta(
+        description="Units: as elsewhere, or an array with a number for each rule, in the order of the rules."
+    ),
 ]
 WireQuota = Annotated[
     str | Units | dict[str, str | Units | None] | None,
     Meta(
-        description="A quota for this call alone, as the policy file would have it; of several rules, an object by name.",
+        description="A quota for this call only, in the form of the policy file; for several rules, an object by rule name.",
         examples=["50/minute", {"tokens": "90000/minute", "in flight": 20}],
     ),
 ]
 WireKey = Annotated[
     str | dict[str, str | dict[str, str]] | None,
     Meta(
-        description='Who: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}. '
-        f"What is longer than {LONGEST_KEY} bytes counts as its SHA-256, written sha256: and 64 digits.",
+        description='The key: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}. '
+        f"A text longer than {MAX_KEY} bytes is replaced by sha256: and the 64 digits of its SHA-256.",
         examples=["alice", {"user": "42", "realm": "north"}, {"$base64": "AAEC"}],
     ),
 ]
 Tier = Annotated[
-    Annotated[str, Meta(max_length=LONGEST_TIER)] | None,
-    Meta(description="The caller's tier; unknown ones count as the default."),
+    Annotated[str, Meta(max_length=MAX_TIER)] | None,
+    Meta(description="The caller's tier; an unknown tier gets the default quota."),
 ]
 Seconds = float
 
 
 WireCost = int | dict[str, int]
-"""A cost as it goes over the wire."""
+"""The type of a cost in a message."""
 
 
 class Body(Struct, forbid_unknown_fields=True):
-    """What every request body has in common: a misspelt field is an error, not a default."""
+    """Base of all request bodies; unknown fields are errors."""
 
 
 class HitBody(Body):
@@ -82,7 +84,7 @@ class HitBody(Body):
 
 
 class RecordBody(Body):
-    """Units that have been used already."""
+    """Units that were already used."""
 
     key: WireKey = None
     cost: CostOfEach = 1
@@ -91,47 +93,47 @@ class RecordBody(Body):
 
 
 class ResetBody(Body):
-    """Whose counts to forget."""
+    """The key to reset."""
 
     key: WireKey = None
 
 
 class SettleBody(Body):
-    """The true cost of what was held."""
+    """The true cost of a hold."""
 
     cost: Cost
 
 
 class ReleaseBody(Body):
-    """Nothing: all units go back."""
+    """Empty: all units are given back."""
 
 
 class RenewRequest(HitBody):
-    """What the hold was taken for: if it is forgotten by now, its units have expired, and are taken anew."""
+    """The original call of the hold; if the hold has expired, its units are taken again."""
 
     limiter: str = ""
 
 
 class ConfirmBody(Body):
-    """The true cost, if it is not what was held."""
+    """The true cost, if it differs from the held cost."""
 
     cost: Cost | None = None
     anew: RenewRequest | None = None
 
 
 class RenewBody(Body):
-    """Nothing: the lease of its places is extended."""
+    """Empty: the lease of the hold's places is extended."""
 
 
 class InspectBody(Body):
-    """Whose state to show. Text serves as every scope of a limiter with scopes."""
+    """The key to inspect. A text applies to every scope of a limiter with scopes."""
 
     key: WireKey = None
     tier: Tier = None
 
 
 class BatchCall(Body):
-    """One call of a batch: on a limiter, or on a hold."""
+    """One call of a batch, on a limiter or on a hold."""
 
     operation: Literal[
         "hit", "check", "record", "hold", "wait-hint", "reset", "settle", "release", "confirm", "renew"
@@ -146,20 +148,20 @@ class BatchCall(Body):
 
 
 class BatchBody(Body):
-    """Calls that are answered each on its own, in order."""
+    """Calls that are answered separately, in order."""
 
-    calls: Annotated[list[BatchCall], Meta(max_length=MOST_CALLS)]
+    calls: Annotated[list[BatchCall], Meta(max_length=MAX_CALLS)]
 
 
 class CandidateBody(Body):
-    """Another quota for a live rule, to be watched; null ends that."""
+    """A candidate quota for a live rule; null removes the candidate."""
 
     rule: str
     quota: str | None
 
 
 class CandidateAnswer(Struct):
-    """What is watched now."""
+    """The current candidate of a rule."""
 
     limiter: str
     rule: str
@@ -167,13 +169,13 @@ class CandidateAnswer(Struct):
 
 
 class TrafficBody(Body):
-    """Whether the demo's callers should be busy."""
+    """Whether the demo's callers should send requests."""
 
     on: bool
 
 
 class RuleAnswer(Struct):
-    """What one rule said."""
+    """The decision of one rule."""
 
     name: str
     allowed: bool
@@ -184,7 +186,7 @@ class RuleAnswer(Struct):
 
 
 class DecisionAnswer(Struct):
-    """What all rules said; the figures are those of the rule that binds."""
+    """The decision of all rules; limit, remaining and times are those of the binding rule."""
 
     allowed: bool
     limit: int | None
@@ -198,14 +200,14 @@ class DecisionAnswer(Struct):
 
 
 class RecordAnswer(Struct):
-    """What was counted; if it is degraded, it may not be, because the store could not be asked."""
+    """The recorded cost; if degraded, it may not be counted, because the store could not be reached."""
 
     recorded: CostOfEach
     degraded: bool
 
 
 class HoldAnswer(Struct):
-    """The decision, and what to call the hold when it is settled; no hold if it was refused."""
+    """The decision, and the id of the hold; null if it was refused."""
 
     decision: DecisionAnswer
     hold: str | None
@@ -213,23 +215,23 @@ class HoldAnswer(Struct):
 
 
 class WaitAnswer(Struct):
-    """How long until the call would be admitted: 0 is now, null is never."""
+    """Seconds until the call would be admitted: 0 for now, null for never."""
 
     allowed: bool
     wait: Seconds | None
 
 
 class ResetAnswer(Struct):
-    """Done."""
+    """The key was reset."""
 
     reset: bool = True
 
 
 class FinishAnswer(Struct):
-    """What stands for the hold; `first` is false if it was settled or released before.
+    """The outcome of a hold; `first` is false if it was settled or released before.
 
-    `degraded`: the store could not be asked, so that units above what was held may not be counted. Only the first answer is
-    sure to say it.
+    `degraded`: the store could not be reached, so units above the held cost may not be counted. Only the first response
+    reports it reliably.
     """
 
     hold: str
@@ -241,10 +243,10 @@ class FinishAnswer(Struct):
 
 
 class BatchAnswer(Struct):
-    """One answer: the status and body that the call alone would have had."""
+    """The status and body that the call would have had as a single request."""
 
     status: int
-    body: Any  # what the document says of it is written in `headgate_server.openapi`
+    body: Any  # `headgate_server.openapi` has its schema
 
 
 class BatchAnswers(Struct):
@@ -254,9 +256,9 @@ class BatchAnswers(Struct):
 
 
 class RuleShown(Struct):
-    """A rule of the policy file; its quotas as they are there: that of a concurrent rule is a number.
+    """A rule of the policy file; quotas have the form of the file: for a concurrent rule, a number.
 
-    `toml`: the rule as the file could have it. `source`: where it is, as in headgate.toml:12; null if it is not there.
+    `toml`: the rule as TOML. `source`: its position, such as headgate.toml:12; null if it is not in the file.
     """
 
     name: str
@@ -297,7 +299,7 @@ class LimitersShown(Struct):
 
 
 class LimiterState(Struct):
-    """The state of a key in one limiter, or in `error` why it cannot be shown."""
+    """The state of a key in one limiter, or the reason in `error`."""
 
     name: str
     results: list[RuleUsage]
@@ -311,10 +313,10 @@ class InspectAnswer(Struct):
 
 
 class StoreShown(Struct):
-    """How a limiter's store is doing.
+    """The state of a limiter's store.
 
-    `since` (when it went down), `reason` and `last_contact` are null where nothing applies; `p50` and `p99` are the seconds
-    within which it has answered half and 99% of the calls of the last minute or two.
+    `since` is the start of an outage. `p50` and `p99` are the median and the 99th percentile of the response time in
+    seconds, over the last one to two minutes.
     """
 
     limiter: str
@@ -330,29 +332,26 @@ class StoreShown(Struct):
 
 
 class HealthAnswer(Struct):
-    """The process answers."""
+    """The process is running."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(Struct):
-    """Whether every store answers."""
+    """Whether every store can count."""
 
     status: Literal["ready", "not ready"]
     stores: list[StoreShown]
 
 
 class TrafficAnswer(Struct):
-    """Whether the demo's callers are busy."""
+    """Whether the demo's callers send requests."""
 
     on: bool
 
 
 class Figures(Struct):
-    """Decisions; those that the failure policy made instead of the store are counted again as degraded.
-
-    `degraded_refused`: the refusals among those.
-    """
+    """Numbers of decisions; `degraded` are those of the failure policy, `degraded_refused` the refusals among them."""
 
     admitted: int = 0
     refused: int = 0
@@ -361,12 +360,12 @@ class Figures(Struct):
 
 
 class ShadowFigures(Struct):
-    """What a rule that only watches would have done.
+    """The decisions that a shadow rule would have made.
 
-    `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile,
-    `admitted` how many of these the candidate would have admitted, and `toml` what puts the candidate in its place.
-    `warming_up_until`: when a candidate will have seen all that it would count, in seconds since the epoch; its figures
-    are too favourable until then, and start from 0 again. Null if it has.
+    `candidate_for`: the live rule, if this is a candidate; then `live_refused` is the number of its refusals in the same
+    time, `admitted` the number of these that the candidate would have admitted, and `toml` the candidate for the policy
+    file. `warming_up_until`: end of the candidate's warm-up, in seconds since the epoch; until then its figures are too
+    favourable, and then they start from 0 again. Null after the warm-up.
     """
 
     limiter: str
@@ -384,9 +383,9 @@ class ShadowFigures(Struct):
 
 
 class RefusedKey(Struct):
-    """One of the keys refused most; at least so often.
+    """One of the most refused keys; `refused` is a lower bound.
 
-    `key` is text to show, `inspect` the key itself as `/v1/inspect` takes it; null if there is none, or no JSON for it.
+    `key` is text to show, `inspect` the key for `/v1/inspect`; null if it cannot be written as JSON.
     """
 
     limiter: str
@@ -396,7 +395,7 @@ class RefusedKey(Struct):
 
 
 class RuleRefusals(Struct):
-    """How often a rule has refused callers of a tier; `tier` is null for those whose tier it does not know."""
+    """The refusals of a rule by tier; `tier` is null for unknown tiers."""
 
     limiter: str
     rule: str
@@ -405,7 +404,7 @@ class RuleRefusals(Struct):
 
 
 class DemoService(Struct):
-    """A service of the demo, and what its callers saw."""
+    """A service of the demo, with the numbers of its callers."""
 
     name: str
     url: str
@@ -421,10 +420,10 @@ class DemoFigures(Struct):
 
 
 class Tick(Struct):
-    """One second, all workers together; `totals` and `refusals` count since `started`.
+    """One second of all workers together; `totals` and `refusals` count since `started`.
 
-    `held`: the units of open holds, by limiter and unit; of a concurrent rule these are the places held, of all keys.
-    `seconds`: how many it is about, if the server was too busy to take note of each.
+    `held`: units of open holds by limiter and unit; for a concurrent rule, the held places of all keys.
+    `seconds`: the seconds that the tick covers, if the server was too busy for one tick per second.
     """
 
     time: int
@@ -443,13 +442,13 @@ class Tick(Struct):
 
 
 Row = tuple[int, int, int, int]
-"""Figures in short: admitted, refused, degraded, and the refused among the degraded."""
+"""The short form of figures: admitted, refused, degraded, degraded_refused."""
 
 
 class Second(Struct, omit_defaults=True):
-    """One second in short: of each limiter that decided something admitted, refused, degraded, degraded_refused.
+    """The short form of a tick: admitted, refused, degraded, degraded_refused of each limiter with decisions.
 
-    `seconds`: how many it is about, if the server was too busy to take note of each.
+    `seconds`: the seconds that it covers, if the server was too busy for one tick per second.
     """
 
     time: int
@@ -464,7 +463,7 @@ class History(Struct):
 
 
 class HistoryStep(Struct):
-    """What was decided in the `seconds` that are known of a step from `time` on, as in `Second`."""
+    """The decisions of a step that starts at `time`, as in `Second`; `seconds` of it are known."""
 
     time: int
     seconds: int = 0
@@ -472,21 +471,21 @@ class HistoryStep(Struct):
 
 
 class HistoryAnswer(Struct):
-    """A range of the history in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
+    """A range of the history in steps of `step` seconds, oldest first; steps without data are missing."""
 
     step: int
     steps: list[HistoryStep]
 
 
-_SURELY_SHORT = LONGEST_KEY // 4
-"""Characters that fit into the bytes of the longest key, whatever they are."""
+_SURELY_SHORT = MAX_KEY // 4
+"""Characters that always fit into `MAX_KEY` bytes."""
 
 
 def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
-    """Return a key as limiters take it; what is long is its digest.
+    """Return the key for a limiter; long texts are replaced by their digest.
 
     Raises:
-        ApiProblem: It is no key: 400.
+        ApiProblem: 400 if it is not a key.
     """
     if type(wire) is str:
         return wire if len(wire) <= _SURELY_SHORT else _shortened(wire)
@@ -508,21 +507,21 @@ def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> Plai
         raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiProblem(400, f"not base64: {error} - at `$.key`") from error
-    return raw if len(raw) <= LONGEST_KEY else b"sha256:" + sha256(raw).hexdigest().encode()
+    return raw if len(raw) <= MAX_KEY else b"sha256:" + sha256(raw).hexdigest().encode()
 
 
 def _shortened(key: str) -> str:
     raw = key.encode("utf-8", "surrogatepass")
-    return key if len(raw) <= LONGEST_KEY else f"sha256:{sha256(raw).hexdigest()}"
+    return key if len(raw) <= MAX_KEY else f"sha256:{sha256(raw).hexdigest()}"
 
 
 def wire_cost(cost: int | Mapping[str, int]) -> WireCost:
-    """Return a cost as it goes over the wire."""
+    """Return a cost for a message."""
     return cost if isinstance(cost, int) else dict(cost)
 
 
 def decision_answer(decision: Decision) -> DecisionAnswer:
-    """Return a decision as it goes over the wire."""
+    """Return a decision for a message."""
     return DecisionAnswer(
         decision.allowed,
         decision.limit,
@@ -541,7 +540,7 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
                 None if retry_after_us is None else retry_after_us / MICROSECONDS,
                 None if reset_after_us is None else reset_after_us / MICROSECONDS,
             )
-            # Not by `results`: to make those first takes longer than all the rest.
+            # Not from `results`: creating these takes longer than everything else.
             for name, (allowed, limit, remaining, retry_after_us, reset_after_us) in zip(
                 decision.names, decision.fields, strict=True
             )
@@ -550,5 +549,5 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
 
 
 def wait_answer(decision: Decision) -> WaitAnswer:
-    """Return how long until what was decided would be admitted."""
+    """Return the waiting time for a decision."""
     return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)

@@ -1,4 +1,4 @@
-"""One of several processes that share a port; started by `headgate_server.supervisor`, not by people."""
+"""One of several processes that share a port; `headgate_server.supervisor` starts it."""
 
 from __future__ import annotations
 
@@ -12,68 +12,66 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-from headgate import HeadgateError
-from headgate_server.app import App
-from headgate_server.factory import open_app
-from headgate_server.http_server import run
-from headgate_server.logs import log_to_stderr
-from headgate_server.statistics import SharedFolder
-from headgate_server.supervisor import READY, private_limiters
+from pkgutil import resolve_name
 
 logger = logging.getLogger("headgate.server")
 
+READY = b"ready\n"
 
-def main(arguments: Sequence[str]) -> int:
-    """Serve on an inherited socket until a signal stops it; return the exit code.
+
+class Worker:
+    """The worker that this process is.
 
     Args:
-        arguments: The policy file, the socket's number, the folder for figures, the worker's name.
+        listener: The shared listening socket.
+        parent: A connection to the parent process; it ends with that process.
+        folder: A folder that the workers share, for figures and metrics.
+        name: The name of this worker.
     """
-    config, descriptor, folder, name = arguments
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read anyway
-    log_to_stderr(f"worker {name}")
-    try:
-        app = open_app(config, shared_folder=SharedFolder(Path(folder), name))
-    except HeadgateError as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return 1
-    app.live.on_change(lambda: _warn_of_private(app))
-    parent = Parent()
-    run(app, socket.socket(fileno=int(descriptor)), parent.report_ready, shares_listener=True)
-    if parent.is_gone:
-        shutil.rmtree(folder, ignore_errors=True)  # the parent would have done it
-    return 0
 
-
-def _warn_of_private(app: App) -> None:
-    """Say which limiters of a new policy the workers no longer count together; the old ones had none."""
-    private = private_limiters(app.live.policy)
-    if private:
-        logger.error(
-            "in memory, and so in each worker for itself, now count: %s; give them a shared store",
-            ", ".join(private),
-        )
-
-
-class Parent:
-    """The parent process: it is notified when this worker serves, and when it ends the worker stops."""
-
-    def __init__(self) -> None:
-        self.is_gone = False
+    def __init__(self, listener: socket.socket, parent: socket.socket, folder: Path, name: str) -> None:
+        self.listener = listener
+        self.folder = folder
+        self.name = name
+        self._parent = parent
+        self._is_orphan = False
 
     def report_ready(self) -> None:
-        """Tell the parent that requests are answered from now on."""
-        # Nothing is ever sent to a worker, so what there is to read is the end.
-        asyncio.get_running_loop().add_reader(sys.stdin, self._follow)
-        with suppress(BrokenPipeError):  # then there is the end to read
-            os.write(sys.stdout.fileno(), READY)  # past the buffer, which would be written again at exit
+        """Tell the parent that requests are answered from now on, and stop when the parent ends."""
+        # The parent sends nothing, so only the end of the connection can be read.
+        asyncio.get_running_loop().add_reader(self._parent, self._stop)
+        with suppress(OSError):  # the parent has ended, and the reader will be called
+            self._parent.send(READY)
 
-    def _follow(self) -> None:
+    def _stop(self) -> None:
         logger.error("the parent process has ended, so this worker stops")
-        self.is_gone = True
-        asyncio.get_running_loop().remove_reader(sys.stdin)
+        self._is_orphan = True
+        asyncio.get_running_loop().remove_reader(self._parent)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self) -> None:
+        """Delete the shared folder if the parent can no longer do it."""
+        if self._is_orphan:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a worker, and return the exit code.
+
+    Args:
+        arguments: The function that serves, as `package.module:function`; the file descriptors of the listening socket and
+            of the connection to the parent; the shared folder; the worker's name; and arguments of the function.
+    """
+    function, listener, parent, folder, name, *rest = arguments
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the application handles it
+    worker = Worker(
+        socket.socket(fileno=int(listener)), socket.socket(fileno=int(parent)), Path(folder), name
+    )
+    try:
+        exit_code: int = resolve_name(function)(worker, *rest)
+    finally:
+        worker.close()
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -6,20 +6,17 @@ from libc.stdint cimport int64_t
 cdef int64_t _NONE
 
 cdef class Decision:
-    cdef tuple _names, _every
+    cdef tuple _names, _fields
     cdef bint _allowed, _degraded
     cdef int64_t _limit, _remaining, _retry_after_us, _reset_after_us
     cdef Py_ssize_t _index
 
-@cython.locals(every=list)
-cpdef Decision decision_of(tuple names, tuple verdicts)
-@cython.locals(decision=Decision, binds=Decision, index=Py_ssize_t)
-cpdef Decision joined(list every)
+@cython.locals(decision=Decision, index=Py_ssize_t)
+cpdef Decision decision_of(tuple names, tuple fields)
 @cython.locals(decision=Decision)
 cpdef Decision new_decision(tuple names, bint allowed, int64_t limit, int64_t remaining, int64_t retry_after_us,
                             int64_t reset_after_us)
 cdef Decision _copy_of(Decision decision)
-cdef tuple _figures_of(Decision decision)
 cdef tuple _fields_of(Decision decision)
-@cython.locals(one=Decision, index=Py_ssize_t, binds=Py_ssize_t, least=int64_t, longest=int64_t)
-cdef Py_ssize_t binding(list every) except -1
+@cython.locals(remaining=int64_t, index=Py_ssize_t, binds=Py_ssize_t, least=int64_t, longest=int64_t)
+cdef Py_ssize_t binding(tuple fields) except -1

@@ -59,7 +59,7 @@ class Decision:
     __slots__ = (
         "_allowed",
         "_degraded",
-        "_every",
+        "_fields",
         "_index",
         "_limit",
         "_names",
@@ -75,7 +75,7 @@ class Decision:
     _retry_after_us: int
     _reset_after_us: int
     _index: int  # of the binding rule
-    _every: tuple[Decision, ...] | None  # the decision of each rule, if there are several
+    _fields: tuple[Fields, ...] | None  # of each rule, if there are several
     _degraded: bool
 
     @staticmethod
@@ -160,9 +160,10 @@ class Decision:
     @property
     def fields(self) -> tuple[Fields, ...]:
         """Like `verdicts`, but as plain tuples, which are faster to create."""
-        if not self._names:
-            return ()
-        return tuple([_figures_of(one) for one in self._every or (self,)])
+        if self._fields is not None:
+            return self._fields
+        figures = self._allowed, self._limit, self._remaining, self.retry_after_us, self.reset_after_us
+        return (figures,) if self._names else ()
 
     @property
     def rule(self) -> str | None:
@@ -218,38 +219,23 @@ class Decision:
         return _restored, _fields_of(self)
 
 
-def decision_of(names: tuple[str, ...], verdicts: tuple[Fields, ...]) -> Decision:
-    """Return the decision of one or several verdicts, in the order of the rules."""
-    every = [
-        new_decision(
-            names,
-            allowed,
-            limit,
-            remaining,
-            _NONE if retry_after_us is None else retry_after_us,
-            _NONE if reset_after_us is None else reset_after_us,
-        )
-        for allowed, limit, remaining, retry_after_us, reset_after_us in verdicts
-    ]
-    return every[0] if len(every) == 1 else joined(every)
-
-
-def joined(every: list[Decision]) -> Decision:
-    """Return the decision of several rules from the decisions of the rules, in order."""
-    if not every:
+def decision_of(names: tuple[str, ...], fields: tuple[Fields, ...]) -> Decision:
+    """Return the decision of the verdicts of all rules, in order."""
+    if not fields:
         return UNLIMITED
-    index = binding(every)
-    binds = every[index]
+    index = binding(fields)
+    allowed, limit, remaining, retry_after_us, reset_after_us = fields[index]
     decision = new_decision(
-        binds._names,
-        binds._allowed,
-        binds._limit,
-        binds._remaining,
-        binds._retry_after_us,
-        binds._reset_after_us,
+        names,
+        allowed,
+        limit,
+        remaining,
+        _NONE if retry_after_us is None else retry_after_us,
+        _NONE if reset_after_us is None else reset_after_us,
     )
-    decision._index = index
-    decision._every = tuple(every)
+    if len(fields) > 1:
+        decision._index = index
+        decision._fields = fields
     return decision
 
 
@@ -270,23 +256,13 @@ def new_decision(
     decision._retry_after_us = retry_after_us
     decision._reset_after_us = reset_after_us
     decision._index = 0
-    decision._every = None
+    decision._fields = None
     decision._degraded = False
     return decision
 
 
 def _copy_of(decision: Decision) -> Decision:
     return _restored(*_fields_of(decision))
-
-
-def _figures_of(decision: Decision) -> Fields:
-    return (
-        decision._allowed,
-        decision._limit,
-        decision._remaining,
-        decision.retry_after_us,
-        decision.reset_after_us,
-    )
 
 
 def _fields_of(decision: Decision) -> tuple[Any, ...]:
@@ -298,7 +274,7 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
         decision._retry_after_us,
         decision._reset_after_us,
         decision._index,
-        decision._every,
+        decision._fields,
         decision._degraded,
     )
 
@@ -306,7 +282,7 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
 def _restored(*fields: Any) -> Decision:
     """Return the decision with the fields of `_fields_of`."""
     decision = new_decision(*fields[:6])
-    decision._index, decision._every, decision._degraded = fields[6:]
+    decision._index, decision._fields, decision._degraded = fields[6:]
     return decision
 
 
@@ -323,16 +299,16 @@ def _seconds(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / MICROSECONDS
 
 
-def binding(every: list[Decision]) -> int:
+def binding(fields: tuple[Fields, ...]) -> int:
     """Return the index of the binding rule; the first one among equals."""
     binds, index, least, longest = 0, 0, -1, -1
-    for one in every:
-        if not one._allowed:
-            if one._retry_after_us == _NONE:
+    for allowed, _, remaining, retry_after_us, _ in fields:
+        if not allowed:
+            if retry_after_us is None:
                 return index  # a permanent refusal is the longest wait
-            if one._retry_after_us > longest:
-                binds, longest = index, one._retry_after_us
-        elif longest < 0 and (least < 0 or one._remaining < least):
-            binds, least = index, one._remaining
+            if retry_after_us > longest:
+                binds, longest = index, retry_after_us
+        elif longest < 0 and (least < 0 or remaining < least):
+            binds, least = index, remaining
         index += 1  # noqa: SIM113  # with `enumerate` the index would be an object
     return binds

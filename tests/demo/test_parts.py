@@ -11,11 +11,13 @@ import httpx
 import psycopg
 import pytest
 
+from headgate import ConfigError
+from headgate_server.hosting import PortTaken, listen, url_of
 from headgate_services.demo import DemoError
 from headgate_services.demo.all_services import variables_of
 from headgate_services.demo.bot_api import BotApiStandIn
 from headgate_services.demo.data import running_postgres
-from headgate_services.demo.hosting import Hosted, PortTaken, listen, listen_near, url_of
+from headgate_services.demo.hosting import Hosted, listen_near
 from headgate_services.demo.running import check_loopback
 from headgate_services.demo.services import environment
 from headgate_services.demo.traffic import Caller, DemoTraffic
@@ -38,18 +40,18 @@ class TestPorts:
     def test_a_taken_one_is_named(self) -> None:
         with listen("127.0.0.1", 0) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken"):
+            with pytest.raises(PortTaken, match=f"cannot listen on 127.0.0.1:{port}: address already in use"):
                 listen("127.0.0.1", port)
 
     @pytest.mark.parametrize("port", [-1, 65_536, 10**12])
     def test_no_port_at_all_is_told(self, port: int) -> None:
-        with pytest.raises(DemoError, match=f"{port}"):
+        with pytest.raises(ConfigError, match=f"{port}"):
             listen("127.0.0.1", port)
 
     def test_the_url_of_an_ipv6_socket_has_brackets(self) -> None:
         try:
             listener = listen("::1", 0)
-        except DemoError:
+        except ConfigError:
             listener = None
         if listener is None:
             pytest.skip("this machine has no IPv6")

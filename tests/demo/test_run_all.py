@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate_services.demo import DemoError, all_services, run_all
-from headgate_services.demo.hosting import listen
+from headgate_server.hosting import PortTaken, listen
+from headgate_services.demo import all_services, run_all
 from tests.demo.support import Program, until_ended
 
 
@@ -72,7 +72,7 @@ def test_a_port_that_is_taken_is_named(environment: dict[str, str], monkeypatch:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         use(environment | {"TIERS_PORT": str(port)}, monkeypatch)
-        with pytest.raises(DemoError, match=f"port {port} on 127.0.0.1 is taken"):
+        with pytest.raises(PortTaken, match=f"cannot listen on 127.0.0.1:{port}: address already in use"):
             run_all()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from headgate_services.demo.hosting import listen
+from headgate_server.hosting import listen
 from tests.demo.support import BLOCK_ENDS_WITH, Block, ask_like_curl, demo, first_tick, until_ended
 
 

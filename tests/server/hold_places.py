@@ -1,23 +1,26 @@
-"""Stores for the tests of the hold book: how to open one, once more after a restart, and how to let its notes expire."""
+"""Stores for the tests of holds: open one, open it again after a restart, and expire its records."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psycopg
 import redis
 
 from headgate import MemoryStore, SQLiteStore
+from headgate.costs import Cost
+from headgate.keys import Key
 from headgate.stores.base import AsyncNotes, AsyncStore
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
+from headgate_server.holds import HoldBook
 
 PATIENT = 30.0
-"""Seconds: on a busy machine a call may take long, and that is not what these tests are about."""
+"""Deadline in seconds, for a busy machine."""
 
 
 class NotingStore(AsyncStore, AsyncNotes, Protocol):
@@ -28,7 +31,7 @@ OpenStore = Callable[[], NotingStore]
 
 
 class Place:
-    """Where a test counts, under a namespace of its own."""
+    """A store with a separate namespace for one test."""
 
     is_shared = True
 
@@ -36,11 +39,11 @@ class Place:
         self.namespace = f"n{secrets.token_hex(8)}"
 
     def open(self) -> NotingStore:
-        """Return a store; all of a test's count together."""
+        """Return a store; all stores of a test share their counts."""
         raise NotImplementedError
 
-    def let_notes_expire(self) -> None:
-        """Let so much time pass that no note is left; counts may have gone too."""
+    def expire_notes(self) -> None:
+        """Expire all notes, and perhaps counts."""
         raise NotImplementedError
 
 
@@ -55,7 +58,7 @@ class InMemory(Place):
     def open(self) -> NotingStore:
         return self._store
 
-    def let_notes_expire(self) -> None:
+    def expire_notes(self) -> None:
         self.clock.advance(1000 * 24 * 3600)
 
 
@@ -68,7 +71,7 @@ class InFile(Place):
     def open(self) -> NotingStore:
         return SQLiteStore(self._path, namespace=self.namespace, clock=self.clock)
 
-    def let_notes_expire(self) -> None:
+    def expire_notes(self) -> None:
         self.clock.advance(1000 * 24 * 3600)
 
 
@@ -80,7 +83,7 @@ class OnRedis(Place):
     def open(self) -> NotingStore:
         return RedisStore(self._url, namespace=self.namespace, deadline=PATIENT)
 
-    def let_notes_expire(self) -> None:
+    def expire_notes(self) -> None:
         with redis.Redis.from_url(self._url) as client:
             for key in client.scan_iter(f"*{self.namespace}note:*"):
                 client.pexpire(key, 0)
@@ -94,9 +97,16 @@ class InPostgres(Place):
     def open(self) -> NotingStore:
         return PostgresStore(self._url, namespace=self.namespace, deadline=PATIENT)
 
-    def let_notes_expire(self) -> None:
+    def expire_notes(self) -> None:
         with psycopg.connect(self._url, autocommit=True) as connection:
             connection.execute(
                 "UPDATE headgate_notes SET expires = 0 WHERE encode(key, 'escape') LIKE %s",
                 (f"%{self.namespace}%",),
             )
+
+
+async def take(book: HoldBook, key: Key | None = "alice", cost: Cost = 800, *more: Any) -> str:
+    """Take a hold from the limiter `llm`, and return its id."""
+    hold_id = (await book.take("llm", key, cost, *more)).hold
+    assert hold_id is not None
+    return hold_id

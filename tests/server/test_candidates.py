@@ -22,7 +22,7 @@ from headgate import (
 from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.testing import FakeClock
 from headgate_server.candidates import Candidates, warm_at
-from headgate_server.statistics import Snapshot, merged
+from headgate_server.snapshots import Snapshot, merged
 from headgate_server.wire import ShadowFigures
 from tests.server.support import Server, problem
 

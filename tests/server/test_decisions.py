@@ -346,7 +346,7 @@ async def test_a_store_that_is_down_is_said_where_it_matters() -> None:
     )
     found = await inspected(server, "alice")
     assert found["near"]["error"] is None
-    assert "cannot be asked" in str(found["far"]["error"])
+    assert "cannot be reached" in str(found["far"]["error"])
     await server.live.aclose()
 
 
@@ -398,9 +398,9 @@ async def test_hits_of_a_batch_are_admitted_first_come_first_served(store: str, 
         ({"operation": "hit"}, 400, "name of a limiter"),
         ({"operation": "settle", "limiter": "login", "cost": 1}, 400, "id of a hold"),
         ({"operation": "settle", "hold": "x"}, 400, "needs a cost"),
-        ({"operation": "release", "hold": "x", "cost": 1}, 400, "takes none"),
+        ({"operation": "release", "hold": "x", "cost": 1}, 400, "do not take one"),
         ({"operation": "release", "hold": "x"}, 404, "hold"),
-        ({"operation": "reset", "limiter": "login", "key": "a", "cost": 1}, 400, "neither cost nor tier"),
+        ({"operation": "reset", "limiter": "login", "key": "a", "cost": 1}, 400, "not a cost, tier or quota"),
     ],
 )
 async def test_a_bad_call_does_not_spoil_the_others(call: object, status: int, detail: str) -> None:

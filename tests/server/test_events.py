@@ -125,7 +125,7 @@ async def test_a_reader_that_was_slow_goes_on_with_the_newest() -> None:
 
 
 async def test_streams_are_bounded_and_those_that_left_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    monkeypatch.setattr(events, "MAX_STREAMS", 2)
     server = Server()
     readers = [Reader(server), Reader(server)]
     for reader in readers:
@@ -142,7 +142,7 @@ async def test_streams_are_bounded_and_those_that_left_do_not_count(monkeypatch:
 
 
 async def test_streams_are_bounded_when_many_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    monkeypatch.setattr(events, "MAX_STREAMS", 2)
     server = Server()
     readers = [Reader(server) for _ in range(5)]
     assert sorted([(await reader.sent.get())["status"] for reader in readers]) == [200, 200, 503, 503, 503]

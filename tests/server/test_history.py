@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate_server.history import MOST_BYTES, SECONDS_KEPT, DecisionHistory
+from headgate_server.history import MAX_BYTES, SECONDS_KEPT, DecisionHistory
 from headgate_server.wire import Figures, History, HistoryStep, Tick
 from tests.server.support import Server, problem
 
@@ -33,7 +33,7 @@ def test_seconds_are_bounded_in_bytes_and_written_once() -> None:
     many = {f"a limiter with a name of its own {number:05}": Figures(1) for number in range(2_000)}
     for at in range(50):
         history.add(tick(at, **many))
-    assert len(history.seconds.whole()) <= MOST_BYTES + 100
+    assert len(history.seconds.whole()) <= MAX_BYTES + 100
     assert seconds(history)[-1] == 49
     assert history.seconds.whole() is history.seconds.whole()
 
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_used_is_said_once_and_no_harm(
     history = DecisionHistory()
     with caplog.at_level(logging.WARNING):
         history.keep_in(tmp_path / "history")
-    assert "cannot be read" in caplog.text
+    assert "cannot read the history" in caplog.text
     history.keep_in(tmp_path / "missing" / "history")
     caplog.clear()
     history.save()

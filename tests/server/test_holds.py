@@ -27,19 +27,21 @@ from headgate.stores.kv import KVStore, MemoryKV
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
-from headgate_server import holds
-from headgate_server.hold_notes import end_of, new_id, start_of
 from headgate_server.holds import (
-    MARGIN,
-    Finished,
     HoldBook,
     HoldsUnsupported,
+    SettleResult,
     TooManyHolds,
     UnknownHold,
     UnknownLimiter,
 )
+from headgate_server.holds import (
+    book as book_module,
+)
+from headgate_server.holds.record import HoldRecord, SettleClaim, new_id
+from headgate_server.holds.stored import MARGIN, StoredHold
 from tests.integration.redis.cluster import running_cluster
-from tests.server.hold_places import PATIENT, NotingStore, OpenStore, Place
+from tests.server.hold_places import PATIENT, NotingStore, OpenStore, Place, take
 
 RULES = (
     sliding_window("1000/hour", name="window"),
@@ -76,15 +78,14 @@ async def test_a_hold_is_settled_at_its_true_cost(open_store: OpenStore, cost: i
     assert hold_id is not None
     assert expires_after == max(result.reset_after or 0 for result in decision.results)
     assert await left_on(store) == [200] * 4
-    assert await book.finish(hold_id, cost) == Finished("llm", 800, cost, first=True)
+    assert await book.finish(hold_id, cost) == SettleResult("llm", 800, cost, first=True)
     assert await left_on(store) == [left] * 4
 
 
 async def test_a_hold_that_cost_more_than_the_limit_is_recorded(open_store: OpenStore) -> None:
     store = open_store()
     book = book_on(store, "1000/hour")
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     assert (await book.finish(hold_id, 1500)).cost == 1500
     limiter = limiter_on(store, "1000/hour")
     assert not await limiter.hit("alice")
@@ -110,19 +111,18 @@ async def test_ids_are_unlike_each_other(open_store: OpenStore) -> None:
 async def test_later_calls_return_the_first_outcome(open_store: OpenStore) -> None:
     store = open_store()
     one, other = book_on(store), book_on(open_store())
-    _, hold_id, _ = await one.take("llm", "alice", 800)
-    assert hold_id is not None
-    assert await other.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    hold_id = await take(one, "alice", 800)
+    assert await other.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     for book in (one, other, one):
         for cost in (300, 0, 900):
-            assert await book.finish(hold_id, cost) == Finished("llm", 800, 300, first=False)
+            assert await book.finish(hold_id, cost) == SettleResult("llm", 800, 300, first=False)
     assert await left_on(store) == [700] * 4
 
 
 async def test_of_a_hold_of_nothing_nothing_is_kept(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holds, "keep", None)  # it would raise
+    monkeypatch.setattr(StoredHold, "write", None)  # it would raise
     book = book_on(open_store())
     decision, hold_id, expires_after = await book.take("llm", "alice", 0)
     assert decision.allowed
@@ -132,10 +132,10 @@ async def test_of_a_hold_of_nothing_nothing_is_kept(
 async def test_a_caller_has_so_many_holds_open_and_others_are_not_bothered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(holds, "MOST_PER_CALLER", 3)
+    monkeypatch.setattr(book_module, "MAX_PER_CALLER", 3)
     book = HoldBook({"llm": AsyncLimiter("1000/minute", name="llm", hooks=[Hook()])})
     ids = [(await book.take("llm", f"key {number}", caller="shop"))[1] for number in range(3)]
-    with pytest.raises(TooManyHolds, match="3 holds of this caller are open"):
+    with pytest.raises(TooManyHolds, match="this caller has 3 open holds"):
         await book.take("llm", "alice", caller="shop")
     assert (await book.take("llm", "alice", caller="other"))[1] is not None
     assert ids[0] is not None
@@ -148,8 +148,8 @@ async def test_a_limiter_without_rules_has_holds_too(open_store: OpenStore) -> N
     decision, hold_id, expires_after = await book.take("free", "alice", 7)
     assert (decision.allowed, expires_after) == (True, 0)
     assert hold_id is not None
-    assert await book.finish(hold_id, 9) == Finished("free", 7, 9, first=True)
-    assert await book.finish(hold_id, 7) == Finished("free", 7, 9, first=False)
+    assert await book.finish(hold_id, 9) == SettleResult("free", 7, 9, first=True)
+    assert await book.finish(hold_id, 7) == SettleResult("free", 7, 9, first=False)
 
 
 KEYS: list[Key] = [
@@ -166,10 +166,8 @@ KEYS: list[Key] = [
 @pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
 async def test_any_key_is_remembered_as_it_was(open_store: OpenStore, key: Key) -> None:
     store = open_store()
-    _, hold_id, _ = await book_on(store).take("llm", key, 800)
-    _, other_id, _ = await book_on(store).take("llm", key, 100)
-    assert hold_id is not None
-    assert other_id is not None
+    hold_id = await take(book_on(store), key, 800)
+    other_id = await take(book_on(store), key, 100)
     await book_on(store).finish(hold_id, 300)
     await book_on(store).finish(other_id, 200)
     assert await left_on(store, key) == [500] * 4
@@ -183,10 +181,8 @@ async def test_scopes_and_tiers_are_remembered(open_store: OpenStore) -> None:
     )
     store = open_store()
     key: Mapping[str, str | bytes] = {"user": b"\xff", "realm": "north"}
-    _, hold_id, _ = await book_on(store, *rules).take("llm", key, 800, "pro")
-    _, other_id, _ = await book_on(store, *rules).take("llm", key, 100, "pro")
-    assert hold_id is not None
-    assert other_id is not None
+    hold_id = await take(book_on(store, *rules), key, 800, "pro")
+    other_id = await take(book_on(store, *rules), key, 100, "pro")
     await book_on(open_store(), *rules).finish(hold_id, 300)
     await book_on(open_store(), *rules).finish(other_id, 200)
     decision = await limiter_on(store, *rules).check(key, 0, tier="pro")
@@ -200,14 +196,13 @@ async def test_a_cost_that_is_none_changes_nothing(open_store: OpenStore) -> Non
     for cost in bad:
         with pytest.raises(ConfigError):
             await book.take("llm", "alice", cost)
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     for cost in bad:
         with pytest.raises(ConfigError):
             await book.finish(hold_id, cost)
     with pytest.raises(CostTooHigh):
         await book.take("llm", "alice", 1001)
-    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     assert await left_on(store) == [700] * 4
 
 
@@ -219,8 +214,7 @@ async def test_of_workers_that_race_one_settles_and_all_are_told(open_store: Ope
     books = [book_on(store), book_on(open_store())]
     for _ in range(5):
         before = await left_on(store)
-        _, hold_id, _ = await books[0].take("llm", "alice", 100)
-        assert hold_id is not None
+        hold_id = await take(books[0], "alice", 100)
         costs = [0, 40, 40, 100, 130, 0, 40, 40]  # the same cost twice must not count as the same call
         told = await asyncio.gather(
             *(books[i % 2].finish(hold_id, cost) for i, cost in enumerate(costs)),
@@ -262,13 +256,12 @@ async def test_a_restart_forgets_no_hold(place: Place, open_store: OpenStore) ->
         pytest.skip("memory is gone with its process")
     async with aclosing(place.open()) as before:
         _, open_id, _ = await book_on(before).take("llm", "alice", 400)
-        _, settled_id, _ = await book_on(before).take("llm", "bob", 200)
-        assert settled_id is not None
+        settled_id = await take(book_on(before), "bob", 200)
         assert open_id is not None
         await book_on(before).finish(settled_id, 50)
     after = book_on(open_store())
-    assert await after.finish(open_id, 100) == Finished("llm", 400, 100, first=True)
-    assert await after.finish(settled_id, 100) == Finished("llm", 200, 50, first=False)
+    assert await after.finish(open_id, 100) == SettleResult("llm", 400, 100, first=True)
+    assert await after.finish(settled_id, 100) == SettleResult("llm", 200, 50, first=False)
     assert await left_on(open_store(), "alice") == [900] * 4
     assert await left_on(open_store(), "bob") == [950] * 4
 
@@ -277,10 +270,11 @@ async def test_a_worker_that_died_before_it_gave_back_leaves_the_units_counted(o
     """It had said that it would: nobody can know whether it did, and twice would be too much."""
     store = open_store()
     book = book_on(store)
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
-    await store.note(end_of(hold_id), '[300, "dead"]', 60)
-    assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    hold_id = await take(book, "alice", 800)
+    stored = await StoredHold.read(store, hold_id)
+    assert stored is not None
+    await stored.claim(SettleClaim.new(300), now_us=0)
+    assert await book.finish(hold_id, 0) == SettleResult("llm", 800, 300, first=False)
     assert await left_on(store) == [200] * 4
 
 
@@ -290,8 +284,7 @@ async def test_a_worker_that_died_before_it_gave_back_leaves_the_units_counted(o
 async def test_what_is_no_id_is_unknown(open_store: OpenStore) -> None:
     store = open_store()
     book = book_on(store)
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     await book.finish(hold_id, 300)
     hostile: list[Any] = [
         "",
@@ -303,7 +296,7 @@ async def test_what_is_no_id_is_unknown(open_store: OpenStore) -> None:
         hold_id + "A",
         hold_id + "\n",
         hold_id + "/end",
-        start_of(hold_id),
+        f"hold/{hold_id}",
         hold_id.swapcase(),
         "x" * 1_000_000,
         new_id("llm"),
@@ -320,12 +313,10 @@ async def test_what_is_no_id_is_unknown(open_store: OpenStore) -> None:
 
 async def test_a_hold_is_forgotten_some_time_after_its_units(place: Place, open_store: OpenStore) -> None:
     book = book_on(open_store())
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    _, settled_id, _ = await book.take("llm", "alice", 100)
-    assert hold_id is not None
-    assert settled_id is not None
+    hold_id = await take(book, "alice", 800)
+    settled_id = await take(book, "alice", 100)
     await book.finish(settled_id, 1)
-    place.let_notes_expire()
+    place.expire_notes()
     for gone in (hold_id, settled_id):
         with pytest.raises(UnknownHold):
             await book.finish(gone, 0)
@@ -341,15 +332,14 @@ async def test_what_somebody_else_has_noted_is_a_conflict(open_store: OpenStore)
     book = book_on(store)
     for text in ("", "{}", "[]", "7", "null", '{"limiter": "llm"}', "not JSON"):
         hold_id = new_id("llm")
-        await store.note(start_of(hold_id), text, 60)
+        await store.note(f"hold/{hold_id}", text, 60)
         with pytest.raises(StoreConflict):
             await book.finish(hold_id, 0)
-    _, hold_id_taken, _ = await book.take("llm", "alice", 800)
-    assert hold_id_taken is not None
-    await store.note(end_of(hold_id_taken), "not ours", 60)
+    record = HoldRecord("llm", "alice", 1, None, (), None, 60.0, None).text()
+    hold_id = new_id("llm")
+    await store.note(f"hold/{hold_id}", f" {record}", 60)
     with pytest.raises(StoreConflict):
-        await book.finish(hold_id_taken, 0)
-    assert await left_on(store) == [200] * 4
+        await book.finish(hold_id, 0)
 
 
 # --- A policy that has changed in between -----------------------------------------------------------------------------
@@ -357,26 +347,25 @@ async def test_what_somebody_else_has_noted_is_a_conflict(open_store: OpenStore)
 
 async def test_only_rules_that_are_still_there_get_units_back(open_store: OpenStore) -> None:
     store = open_store()
-    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book_on(store), "alice", 800)
     await limiter_on(store, OTHER_RULES[0]).hit("alice", 500)
-    assert await book_on(store, *OTHER_RULES).finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book_on(store, *OTHER_RULES).finish(hold_id, 300) == SettleResult(
+        "llm", 800, 300, first=True
+    )
     assert await left_on(store, "alice", *OTHER_RULES) == [500, 700, 700]
     assert await left_on(store) == [700, 700, 200, 200]
 
 
 async def test_a_changed_limit_keeps_its_counts_and_gets_units_back(open_store: OpenStore) -> None:
     store = open_store()
-    _, hold_id, _ = await book_on(store, "1000/hour").take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book_on(store, "1000/hour"), "alice", 800)
     await book_on(store, "5000/hour").finish(hold_id, 300)
     assert await left_on(store, "alice", "5000/hour") == [4700]
 
 
 async def test_rules_that_are_all_new_get_nothing_back(open_store: OpenStore) -> None:
     store = open_store()
-    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book_on(store), "alice", 800)
     new = token_bucket("50/minute", name="new")
     await limiter_on(store, new).hit("alice", 50)
     assert (await book_on(store, new).finish(hold_id, 0)).first
@@ -387,31 +376,28 @@ async def test_units_that_the_new_rules_cannot_count_are_mentioned(
     open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
-    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book_on(store), "alice", 800)
     scoped = sliding_window("1000/hour", scope="user")
-    assert await book_on(store, scoped).finish(hold_id, 900) == Finished("llm", 800, 900, first=True)
+    assert await book_on(store, scoped).finish(hold_id, 900) == SettleResult("llm", 800, 900, first=True)
     assert "units above a hold of 800 could not be recorded" in caplog.text
 
 
 async def test_a_hold_of_a_limiter_that_is_gone_is_settled_without_units(open_store: OpenStore) -> None:
     store = open_store()
-    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book_on(store), "alice", 800)
     later = HoldBook({"other": limiter_on(store, "5/minute", name="other")})
-    assert await later.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
-    assert await later.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert await later.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
+    assert await later.finish(hold_id, 0) == SettleResult("llm", 800, 300, first=False)
     assert await left_on(store) == [200] * 4
 
 
 async def test_a_limiter_that_has_moved_gives_nothing_back_elsewhere(open_store: OpenStore) -> None:
     store, elsewhere = open_store(), MemoryStore()
-    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book_on(store), "alice", 800)
     moved = limiter_on(elsewhere)
     await moved.hit("alice", 600)
     later = HoldBook({"llm": moved, "other": limiter_on(store, "5/minute", name="other")})
-    assert await later.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await later.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     assert await left_on(elsewhere) == [400] * 4
 
 
@@ -423,15 +409,17 @@ async def test_a_late_settle_gives_nothing_back_and_is_no_mistake() -> None:
     store = MemoryStore(clock=clock)
     book = book_on(store, "1000/minute")
     _, hold_id, expires_after = await book.take("llm", "alice", 800)
+    _, other_id, _ = await book.take("llm", "alice", 100)
     assert hold_id is not None
+    assert other_id is not None
     assert expires_after is not None
     clock.advance(expires_after)
     await limiter_on(store, "1000/minute").hit("alice", 600)
     clock.advance(MARGIN - 0.001)
-    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     clock.advance(1)
     with pytest.raises(UnknownHold):
-        await book.finish(hold_id, 300)
+        await book.finish(other_id, 300)
 
 
 async def test_the_outcome_is_never_forgotten_before_the_hold() -> None:
@@ -452,8 +440,7 @@ async def test_a_hold_under_the_overflow_key_of_a_full_memory_is_given_back() ->
     limiter = limiter_on(store, "1000/hour")
     await limiter.hit("old")
     book = HoldBook({"llm": limiter})
-    _, hold_id, _ = await book.take("llm", "new", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "new", 800)
     assert (await limiter.check("newer", 0)).remaining == 200
     await book.finish(hold_id, 300)
     assert (await limiter.check("newer", 0)).remaining == 700
@@ -492,13 +479,13 @@ class FailingNotes(MemoryStore):
         self.after = after
         self.error = error
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         if self.after:
-            kept = await super().note(name, text, seconds)
+            kept = await super().note(name, text, seconds, replaces=replaces)
         if self.failures:
             self.failures -= 1
             raise self.error("it does not answer")
-        return kept if self.after else await super().note(name, text, seconds)
+        return kept if self.after else await super().note(name, text, seconds, replaces=replaces)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -514,10 +501,9 @@ async def test_a_hold_that_cannot_be_noted_is_released(after: bool, error: type[
 async def test_a_note_whose_outcome_is_unknown_is_noted_again(after: bool) -> None:
     store = FailingNotes(1, after=after)
     book = book_on(store)
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     store.failures = 1
-    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     assert await left_on(store) == [700] * 4
 
 
@@ -530,10 +516,10 @@ class SlowNotes(MemoryStore):
         self.let_through.set()
         self.waiting = asyncio.Event()
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         self.waiting.set()
         await self.let_through.wait()
-        return await super().note(name, text, seconds)
+        return await super().note(name, text, seconds, replaces=replaces)
 
 
 async def test_a_caller_that_goes_away_while_its_hold_is_noted_leaves_nothing() -> None:
@@ -551,8 +537,7 @@ async def test_a_caller_that_goes_away_while_its_hold_is_noted_leaves_nothing() 
 async def test_a_caller_that_goes_away_while_it_settles_has_settled() -> None:
     store = SlowNotes()
     book = book_on(store)
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     store.let_through.clear()
     store.waiting.clear()
     settling = asyncio.ensure_future(book.finish(hold_id, 300))
@@ -561,7 +546,7 @@ async def test_a_caller_that_goes_away_while_it_settles_has_settled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await settling
     store.let_through.set()
-    assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert await book.finish(hold_id, 0) == SettleResult("llm", 800, 300, first=False)
     assert await left_on(store) == [700] * 4
 
 
@@ -574,8 +559,7 @@ async def test_rules_all_over_a_cluster_are_given_back() -> None:
     key = {"user": "42", "realm": "north"}
     with running_cluster("redis") as cluster:
         async with RedisStore(cluster.url, cluster=True, deadline=PATIENT) as store:
-            _, hold_id, _ = await book_on(store, *rules).take("llm", key, 800)
-            assert hold_id is not None
+            hold_id = await take(book_on(store, *rules), key, 800)
             told = await asyncio.gather(*(book_on(store, *rules).finish(hold_id, 300) for _ in range(4)))
             assert sum(finished.first for finished in told) == 1
             assert await left_on(store, key, *rules) == [700] * 3

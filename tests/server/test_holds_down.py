@@ -17,9 +17,10 @@ from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
-from headgate_server import open_holds
-from headgate_server.hold_notes import new_id
-from headgate_server.holds import MARGIN, Finished, HoldBook, UnknownHold
+from headgate_server.holds import HoldBook, SettleResult, UnknownHold, open_holds
+from headgate_server.holds.record import new_id
+from headgate_server.holds.stored import MARGIN
+from tests.server.hold_places import take
 from tests.unit.outage.later import Later
 
 
@@ -41,9 +42,9 @@ async def test_a_hold_by_policy_is_settled_where_it_was_taken() -> None:
         assert expires_after is not None
         assert 60 <= expires_after <= 61
         assert (await limiter.check("alice", 0)).remaining == 1
-        assert await book.finish(hold_id, 1) == Finished("llm", 4, 1, first=True, degraded=True)
+        assert await book.finish(hold_id, 1) == SettleResult("llm", 4, 1, first=True, degraded=True)
         assert (await limiter.check("alice", 0)).remaining == 4
-        assert await book.finish(hold_id, 0) == Finished("llm", 4, 1, first=False, degraded=True)
+        assert await book.finish(hold_id, 0) == SettleResult("llm", 4, 1, first=False, degraded=True)
         assert (await limiter.check("alice", 0)).remaining == 4
 
 
@@ -53,8 +54,8 @@ async def test_a_hold_by_policy_that_counts_nowhere_has_an_id_too() -> None:
         decision, hold_id, expires_after = await book.take("llm", "alice", 4)
         assert (decision.allowed, decision.degraded, expires_after) == (True, True, 0)
         assert hold_id is not None
-        assert await book.finish(hold_id, 9) == Finished("llm", 4, 9, first=True, degraded=True)
-        assert await book.finish(hold_id, 4) == Finished("llm", 4, 9, first=False, degraded=True)
+        assert await book.finish(hold_id, 9) == SettleResult("llm", 4, 9, first=True, degraded=True)
+        assert await book.finish(hold_id, 4) == SettleResult("llm", 4, 9, first=False, degraded=True)
 
 
 async def test_a_policy_may_refuse_or_raise_instead() -> None:
@@ -78,8 +79,7 @@ async def test_other_workers_do_not_know_it() -> None:
                 HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store)})
                 for store in (store, other)
             ]
-            _, hold_id, _ = await books[0].take("llm", "alice", 4)
-            assert hold_id is not None
+            hold_id = await take(books[0], "alice", 4)
             with pytest.raises(StoreUnavailable):
                 await books[1].finish(hold_id, 1)
             server.start()
@@ -107,7 +107,7 @@ async def test_it_is_forgotten_in_the_end() -> None:
 
 
 async def test_there_is_room_for_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_holds, "MOST_OPEN", 3)
+    monkeypatch.setattr(open_holds, "MAX_OPEN", 3)
     async with nowhere() as store:
         book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
         ids = [(await book.take("llm", "alice", 4))[1] or "" for _ in range(5)]
@@ -138,9 +138,9 @@ class FarMemory(MemoryStore):
     def bind_async(self, limiter: str, rules: tuple[Rule, ...], **options: Any) -> AsyncGate:
         return FarGate(self, self.bind(limiter, rules))
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         self._decide()
-        return await super().note(name, text, seconds)
+        return await super().note(name, text, seconds, replaces=replaces)
 
     async def get_note(self, name: str) -> str | None:
         self._decide()
@@ -177,8 +177,7 @@ def far(later: Later) -> FarMemory:
 async def taken(store: FarMemory) -> tuple[AsyncLimiter, HoldBook, str]:
     limiter = AsyncLimiter("1000/hour", name="llm", store=store)
     book = HoldBook({"llm": limiter})
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     return limiter, book, hold_id
 
 
@@ -186,9 +185,9 @@ def cut_off_after_note(store: FarMemory) -> None:
     """Cut a store off as soon as it has kept the next note."""
     keep = store.note
 
-    async def note_and_go(name: str, text: str, seconds: float) -> str:
+    async def note_and_go(name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         store.note = keep  # type: ignore[method-assign]
-        kept = await keep(name, text, seconds)
+        kept = await keep(name, text, seconds, replaces=replaces)
         store.is_down = True
         return kept
 
@@ -218,7 +217,7 @@ async def test_settling_alone_brings_a_store_back(far: FarMemory, later: Later) 
         await book.finish(hold_id, 300)
     far.is_down = False
     await later.aprobe()
-    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     assert limiter.health.available
     assert (await limiter.check("alice", 0)).remaining == 700
 
@@ -238,8 +237,7 @@ async def test_the_store_of_other_limiters_keeps_nobody_from_settling(far: FarMe
             "llm": AsyncLimiter("1000/hour", name="llm", store=near),
         }
     )
-    _, hold_id, _ = await book.take("llm", "alice", 800)
-    assert hold_id is not None
+    hold_id = await take(book, "alice", 800)
     far.is_down = True
     assert (await book.finish(hold_id, 300)).first
     assert far.asked == 0
@@ -252,10 +250,10 @@ async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(
 ) -> None:
     limiter, book, hold_id = await taken(far)
     cut_off_after_note(far)
-    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     far.is_down = False
     await later.aprobe()
-    assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert await book.finish(hold_id, 0) == SettleResult("llm", 800, 300, first=False)
     assert (await limiter.check("alice", 0)).remaining == 200
 
 
@@ -264,7 +262,7 @@ async def test_units_above_a_hold_that_cannot_be_recorded_after_the_claim_are_me
 ) -> None:
     limiter, book, hold_id = await taken(far)
     cut_off_after_note(far)
-    assert await book.finish(hold_id, 900) == Finished("llm", 800, 900, first=True, degraded=True)
+    assert await book.finish(hold_id, 900) == SettleResult("llm", 800, 900, first=True, degraded=True)
     far.is_down = False
     await later.aprobe()
     assert (await limiter.check("alice", 0)).remaining == 200

@@ -15,10 +15,11 @@ import pytest
 from headgate import AsyncHold, AsyncLimiter, Decision, MemoryStore, concurrent, sliding_window
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
-from headgate_server import hold_notes
-from headgate_server.hold_notes import MOVE_US, Claim, HoldBusy, end_of
-from headgate_server.holds import MARGIN, HoldBook, UnknownHold
-from headgate_server.restored_holds import RestoredHold
+from headgate_server.holds import HoldBook, HoldBusy, UnknownHold
+from headgate_server.holds import stored as stored_module
+from headgate_server.holds.record import SettleClaim
+from headgate_server.holds.restore import RestoredHold
+from headgate_server.holds.stored import CONFIRMING_US, MARGIN, StoredHold
 from tests.server.hold_places import NotingStore, OpenStore, Place
 
 RULES = (
@@ -119,7 +120,7 @@ async def test_renewals_keep_an_id_good_for_longer_than_its_note_was_kept() -> N
         await book.tidy()
     assert (await book.finish(hold_id, 0)).first
     assert (await book.take("a", "alice")).decision
-    clock.advance(60 + MARGIN)
+    clock.advance(60 + 2 * MARGIN)
     with pytest.raises(UnknownHold):
         await book.renew(hold_id)
 
@@ -168,7 +169,7 @@ async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
 ) -> None:
     if not place.is_shared:
         pytest.skip("memory is gone with its process")
-    monkeypatch.setattr(hold_notes, "PAUSES", ())
+    monkeypatch.setattr(stored_module, "PAUSES", ())
     store, clock = open_store(), FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
@@ -176,7 +177,7 @@ async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
     for attempt in (book.confirm(hold_id), book.finish(hold_id, 0)):
         with pytest.raises(HoldBusy, match="send the call again"):
             await attempt
-    clock.advance_us(MOVE_US)
+    clock.advance_us(CONFIRMING_US)
     # No one knows whether the units were moved, so the next call takes them in addition.
     assert await book.confirm(hold_id)
     assert await left_on(store) == [8, 200, 2]
@@ -189,8 +190,10 @@ async def test_a_hold_whose_move_was_lost_gives_nothing_back(open_store: OpenSto
     store, clock = open_store(), FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
-    await store.note(end_of(hold_id), Claim.new(400, clock.now_us()).text(), 60)
-    clock.advance_us(MOVE_US)
+    stored = await StoredHold.read(store, hold_id)
+    assert stored is not None
+    await stored.claim(SettleClaim.new(400, clock.now_us()), clock.now_us())
+    clock.advance_us(CONFIRMING_US)
     assert (await book.finish(hold_id, {"tokens": 100})).first
     assert await left_on(store) == [9, 600, 2]
 
@@ -211,7 +214,7 @@ async def test_a_move_that_was_slow_and_not_lost_is_admitted_all_the_same(open_s
         move = hold.confirm
 
         async def slow(*arguments: Any) -> Decision:
-            clock.advance_us(MOVE_US)
+            clock.advance_us(CONFIRMING_US)
             assert await other.confirm(hold_id)
             return await move(*arguments)
 

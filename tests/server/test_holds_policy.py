@@ -11,7 +11,7 @@ import pytest
 from headgate import AsyncLimiter, Rule, sliding_window, token_bucket
 from headgate.policy import AsyncLivePolicy
 from headgate.stores import SQLiteStore
-from headgate_server.holds import Finished, HoldBook
+from headgate_server.holds import HoldBook, SettleResult
 
 LIVE = sliding_window("1000/hour", name="live")
 ROOMY = sliding_window("5000/hour", name="roomy")
@@ -68,8 +68,8 @@ async def test_shadow_rules_are_settled_too_whichever_worker_does_it(site: Site,
     one, other = await site.worker(), await site.worker()
     hold_id = await take(one)
     assert [await site.used(rule) for rule in (LIVE, ROOMY, BUCKET, TIGHT)] == [800, 800, 800, 0]
-    assert await other.finish(hold_id, cost) == Finished("llm", 800, cost, first=True)
-    assert await one.finish(hold_id, 1) == Finished("llm", 800, cost, first=False)
+    assert await other.finish(hold_id, cost) == SettleResult("llm", 800, cost, first=True)
+    assert await one.finish(hold_id, 1) == SettleResult("llm", 800, cost, first=False)
     assert [await site.used(rule) for rule in (LIVE, ROOMY, BUCKET)] == [cost] * 3
 
 
@@ -121,7 +121,7 @@ async def test_what_a_changed_file_no_longer_has_gets_nothing_back(
         live = book._live
         assert isinstance(live, AsyncLivePolicy)
         assert live.reload()
-    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     assert [await site.used(rule) for rule in (LIVE, ROOMY, BUCKET)] == used
 
 
@@ -133,7 +133,7 @@ async def test_a_limiter_that_the_file_no_longer_has_is_settled_without_units(si
         path.read_text(encoding="utf-8").replace("limiters.llm", "limiters.other"), encoding="utf-8"
     )
     later = await site.worker()
-    assert await later.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await later.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
     assert await site.used(LIVE) == 800
 
 

@@ -10,8 +10,8 @@ from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
 from headgate.observe.prometheus import PrometheusHook
 from headgate.testing import FakeClock
-from headgate_server import holds, open_holds
-from headgate_server.holds import MARGIN, HoldBook
+from headgate_server.holds import HoldBook, book, open_holds
+from headgate_server.holds.stored import MARGIN
 
 
 class HeldUnits(Hook):
@@ -53,10 +53,10 @@ class FlakyStore(MemoryStore):
             raise StoreUnavailable("nobody answers")
         return await super().get_note(name)
 
-    async def note(self, name: str, text: str, seconds: float) -> str:
+    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         if self.is_down:
             raise StoreUnavailable("nobody answers")
-        return await super().note(name, text, seconds)
+        return await super().note(name, text, seconds, replaces=replaces)
 
 
 UNTIL_DUE = 3660 + MARGIN  # an hour, and a minute for the bucket that the units are in
@@ -169,7 +169,7 @@ async def test_there_is_room_for_so_many(
     worker: Worker, other: Worker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is beyond that is not counted as open, and not counted as settled later."""
-    monkeypatch.setattr(open_holds, "MOST_OPEN", 2)
+    monkeypatch.setattr(open_holds, "MAX_OPEN", 2)
     ids = [await worker.take(cost) for cost in (1, 10, 100, 1000)]
     assert worker.hook.held == 11
     assert worker.hook.ends == [None, None]
@@ -183,14 +183,13 @@ async def test_there_is_room_for_so_many(
 async def test_room_is_made_by_those_that_others_have_settled(
     worker: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_holds, "MOST_OPEN", 4)
-    monkeypatch.setattr(holds, "_LOOKED_AT", 2)
+    monkeypatch.setattr(open_holds, "MAX_OPEN", 4)
+    monkeypatch.setattr(book, "_CHECKED_AT_ONCE", 2)
     ids = [await worker.take(1) for _ in range(4)]
     await other.book.finish(ids[3], 0)
     for _ in range(2):  # all are looked at in turn, not the same ones again and again
         await worker.book.tidy()
     assert worker.book._watched.get(ids[3]) is None
-    assert not worker.book._watched.is_full
     assert worker.hook.held + other.hook.held == 3
 
 

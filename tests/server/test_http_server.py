@@ -21,19 +21,14 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from headgate_server import http_connection, http_server
-from headgate_server.http_connection import (
-    FILES_KEPT_FREE,
-    HEAD_BYTES,
-    MOST_AT_ONCE,
-    MOST_CONNECTIONS,
-    MOST_PIPELINED,
-    MOST_UNFLUSHED,
-    BoundedProtocol,
-    ConnectionCap,
-)
-from headgate_server.http_server import LEAST_ACCEPTED, HttpServer
-from headgate_server.startup import listen
+from headgate_server.hosting import listen
+from headgate_server.http import cap
+from headgate_server.http import connection as http_connection
+from headgate_server.http import server as http_server
+from headgate_server.http.cap import MAX_CONNECTIONS, MAX_UNFLUSHED, RESERVED_FILES, ConnectionCap
+from headgate_server.http.connection import MAX_AT_ONCE, MAX_PIPELINED, BoundedProtocol
+from headgate_server.http.parser import HEAD_BYTES
+from headgate_server.http.server import MIN_ACCEPTED, HttpServer
 from tests.server.support import POLICY, READ_SECONDS, Server
 
 
@@ -188,7 +183,7 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     state = ServerState()
     connection, transport = connection_of(server, state)
     connection.data_received(HEALTH * 10_000)
-    assert len(connection.pipeline) == MOST_PIPELINED
+    assert len(connection.pipeline) == MAX_PIPELINED
     assert transport.pause_reading.called
     assert not transport.resume_reading.called
     transport.pause_reading.reset_mock()
@@ -216,21 +211,21 @@ async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
     state = ServerState()
     connection, transport = connection_of(Server(), state)
     connection.data_received(HEALTH * 1000)
-    assert state.total_requests == MOST_AT_ONCE
+    assert state.total_requests == MAX_AT_ONCE
     transport.write.assert_not_called()  # all answers of a turn leave together
     while state.total_requests < 1000:
         before = state.total_requests
         await asyncio.sleep(0)
-        assert state.total_requests <= before + MOST_AT_ONCE
+        assert state.total_requests <= before + MAX_AT_ONCE
     connection.flush()
     written = b"".join(call.args[0] for call in transport.write.call_args_list)
     assert written.count(b"HTTP/1.1 200 ") == 1000
-    assert transport.write.call_count <= 1000 / MOST_AT_ONCE + 1
+    assert transport.write.call_count <= 1000 / MAX_AT_ONCE + 1
 
 
 async def test_answers_on_many_connections_in_one_turn_are_all_written() -> None:
     server, state = Server(), ServerState()
-    many = [connection_of(server, state) for _ in range(3 * MOST_UNFLUSHED)]
+    many = [connection_of(server, state) for _ in range(3 * MAX_UNFLUSHED)]
     for _ in range(2):
         for connection, _ in many:
             connection.data_received(HEALTH)
@@ -265,13 +260,13 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
 
 
 async def test_a_worker_leaves_clients_that_wait_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "OTHERS_TURN_SECONDS", 3600.0)
+    monkeypatch.setattr(http_server, "OTHER_WORKERS_SECONDS", 3600.0)
     server, listener, has_started = Server(), listen("127.0.0.1", 0), asyncio.Event()
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
     worker = HttpServer(config, server.app, has_started.set, shares_listener=True)
     other = listener.dup()
     with ExitStack() as stack:
-        for _ in range(2 * LEAST_ACCEPTED):
+        for _ in range(2 * MIN_ACCEPTED):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         task = asyncio.ensure_future(worker.serve([listener]))
         await has_started.wait()
@@ -279,8 +274,8 @@ async def test_a_worker_leaves_clients_that_wait_to_the_others(monkeypatch: pyte
             await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert len(worker.server_state.connections) == LEAST_ACCEPTED
-        for _ in range(LEAST_ACCEPTED):
+        assert len(worker.server_state.connections) == MIN_ACCEPTED
+        for _ in range(MIN_ACCEPTED):
             stack.enter_context(other.accept()[0])
         with pytest.raises(BlockingIOError):
             other.accept()
@@ -313,7 +308,7 @@ def test_clients_that_connect_together_leave_files_for_stores(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """Those that were accepted in one turn of the event loop, and those that make room for them, are all open."""
-    monkeypatch.setattr(http_connection, "_open_files", lambda: 256)
+    monkeypatch.setattr(cap, "_open_files", lambda: 256)
     accept, seen = socket.socket.accept, list[int]()
 
     def counted(listener: socket.socket) -> Any:
@@ -332,7 +327,7 @@ def test_clients_that_connect_together_leave_files_for_stores(
                 before = open_files()
                 while len(seen) < clients:  # noqa: ASYNC110  # there is no event for it
                     await asyncio.sleep(0)
-                assert max(seen) - before <= 256 - FILES_KEPT_FREE // 2
+                assert max(seen) - before <= 256 - RESERVED_FILES // 2
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve_all(400))
@@ -404,13 +399,13 @@ async def test_what_is_no_request_is_answered_in_its_turn(
 ) -> None:
     server = Server()
     let_go = slow_health(server, monkeypatch)
-    refused, end_with = asyncio.Event(), BoundedProtocol._end_with
+    refused, end_with = asyncio.Event(), BoundedProtocol.end_with
 
     def seen(*arguments: Any) -> None:
         end_with(*arguments)
         refused.set()
 
-    monkeypatch.setattr(BoundedProtocol, "_end_with", seen)
+    monkeypatch.setattr(BoundedProtocol, "end_with", seen)
     async with http_server_of(server) as port:
         answers = asyncio.ensure_future(answers_of(port, HEALTH + behind))
         await refused.wait()
@@ -524,7 +519,7 @@ async def test_a_client_that_sends_no_more_is_answered(monkeypatch: pytest.Monke
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("requests", [1, 10 * MOST_AT_ONCE])
+@pytest.mark.parametrize("requests", [1, 10 * MAX_AT_ONCE])
 def test_a_client_that_sends_no_more_before_it_is_accepted_is_answered(requests: int) -> None:
     """With uvloop the end is read before the answers are written, and although reading was paused."""
 
@@ -621,7 +616,7 @@ async def test_a_reader_that_takes_nothing_is_cut(
 
 
 async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(cap, "MAX_CONNECTIONS", 3)
     async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         first, second, _ = [
             await stack.enter_async_context(connected(port, sent)) for sent in (b"", HEALTH, b"GET /healthz")
@@ -648,14 +643,14 @@ def test_an_answer_is_written_before_its_connection_makes_room() -> None:
                 return read
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_connection, "MOST_CONNECTIONS", 1)
+        patch.setattr(cap, "MAX_CONNECTIONS", 1)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             assert runner.run(answers()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_above_the_cap_only_health_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(http_connection, "MOST_SURPLUS", 1)
+    monkeypatch.setattr(cap, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http_connection, "MAX_SURPLUS", 1)
     events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         for _ in range(2):
@@ -674,13 +669,13 @@ async def test_the_cap_leaves_files_for_stores(monkeypatch: pytest.MonkeyPatch) 
     limits = [(256, 256)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
-    assert ConnectionCap().most == 256 - FILES_KEPT_FREE
+    assert ConnectionCap().limit == 256 - RESERVED_FILES
     assert limits == [(256, 256)]
     limits[:] = [(256, 4096)]
-    assert ConnectionCap().most == 4096 - FILES_KEPT_FREE
+    assert ConnectionCap().limit == 4096 - RESERVED_FILES
     assert limits[-1] == (4096, 4096)
     limits[:] = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
-    assert ConnectionCap().most == MOST_CONNECTIONS
+    assert ConnectionCap().limit == MAX_CONNECTIONS
 
 
 async def test_when_it_stops_every_answer_ends_its_connection() -> None:
@@ -714,7 +709,7 @@ async def test_requests_that_never_end_are_cut_off_and_the_log_says_so(
             reader, _ = await stack.enter_async_context(connected(port, request_with_body(b"{}")[:-1]))
             assert await healthy(port) == b"200"
         assert await reader.read() == b""
-    assert caplog.messages == ["requests did not end within 0.1 s and are cut off: 1"]
+    assert caplog.messages == ["1 requests did not end within 0.1 s and are cut off"]
 
 
 async def test_a_request_whose_client_has_left_is_finished_when_it_stops(
@@ -818,7 +813,7 @@ async def test_a_reader_that_was_dropped_is_cut_off(
         writer.close()
     assert len(received) < 9_000_000
     assert not received.endswith(b"0\r\n\r\n")
-    assert caplog.messages == ["a reader of events was dropped: it took nothing for 0.5 s"]
+    assert caplog.messages == ["dropped a client of /v1/events that read nothing for 0.5 s"]
 
 
 async def test_signals_are_handled_only_while_it_serves() -> None:

@@ -131,7 +131,7 @@ async def test_a_key_is_forgotten_in_the_end(place: Place, open_store: OpenStore
 
 
 async def test_a_caller_has_so_many_keys(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MOST_KEYS", 2)
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 2)
     now = [0.0]
     store, calls, work = open_store(), IdempotentCalls(problem_from, lambda: now[0]), Work()
     for key in (b"1", b"1", b"2"):  # to repeat a call takes no key more
@@ -147,5 +147,5 @@ async def test_a_caller_has_so_many_keys(open_store: OpenStore, monkeypatch: pyt
 
 
 async def test_a_store_without_notes_says_so() -> None:
-    with pytest.raises(ApiProblem, match="keeps no notes"):
+    with pytest.raises(ApiProblem, match="does not support"):
         await made(IdempotentCalls(problem_from), None, Work())

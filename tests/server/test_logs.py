@@ -89,5 +89,5 @@ def test_malformed_requests_do_not_fill_the_log(tmp_path: Path) -> None:
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(b"nonsense\r\n\r\n")
                 assert b" 400 " in connection.recv(1000)
-        eventually(lambda: "127.0.0.1 has sent what is no HTTP request" in server.log, "a line in the log")
+        eventually(lambda: "127.0.0.1 sent an invalid HTTP request" in server.log, "a line in the log")
         assert len(server.log.splitlines()) == MOST_ALIKE

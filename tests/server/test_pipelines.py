@@ -14,9 +14,10 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate_server import http_connection
-from headgate_server.http_connection import MOST_PIPELINED, UNFLUSHED_BYTES
-from headgate_server.http_server import KERNEL_BUFFER_BYTES, HttpServer
+from headgate_server.http import connection as http_connection
+from headgate_server.http.connection import MAX_PIPELINED
+from headgate_server.http.output import UNFLUSHED_BYTES
+from headgate_server.http.server import KERNEL_BUFFER_BYTES, HttpServer
 from tests.searching import EXAMPLES
 from tests.server.support import READ_SECONDS, Server
 from tests.server.test_http_server import started
@@ -148,7 +149,7 @@ def check_bounds(running: HttpServer) -> None:
         transport = connection.transport
         unsent = HIGH_WATER_BYTES + UNFLUSHED_BYTES + LARGEST_ANSWER
         assert transport.get_write_buffer_size() <= unsent
-        assert len(connection.pipeline) <= MOST_PIPELINED
+        assert len(connection.pipeline) <= MAX_PIPELINED
         found = transport.get_extra_info("socket")
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             assert found.getsockopt(socket.SOL_SOCKET, buffer) <= 2 * KERNEL_BUFFER_BYTES

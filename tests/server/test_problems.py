@@ -227,7 +227,7 @@ async def test_settling_at_an_impossible_cost_is_not_processed() -> None:
 
 async def test_a_store_without_memory_for_holds_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def take(*_: object, caller: str) -> None:
-        raise HoldsUnsupported("the store cannot remember holds")
+        raise HoldsUnsupported("the store cannot keep holds")
 
     monkeypatch.setattr(HoldBook, "take", take)
     assert "cannot remember" in problem(await Server().post("/v1/limiters/login/hold", {"key": "a"}), 501)

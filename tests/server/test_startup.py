@@ -21,7 +21,8 @@ from headgate.errors import ConfigError
 from headgate.policy import parse_policy
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import supervisor
-from headgate_server.startup import check_address, check_workers, listen
+from headgate_server.hosting import listen
+from headgate_server.startup import check_address, check_workers
 from headgate_server.supervisor import WORKER, WorkersFailed, run_workers
 from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
 
@@ -226,7 +227,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_forgotten(tmp_path: Path) ->
         )
         assert decisions(server) == {"admitted": 20}
         assert sum(hit(server) for _ in range(40)) == 30
-        assert "ended with SIGKILL; another one takes its place" in server.log
+        assert "ended with SIGKILL and is replaced" in server.log
         assert server.stop() == 0
 
 
@@ -264,34 +265,40 @@ def test_a_reload_reaches_every_worker(tmp_path: Path) -> None:
         (tmp_path / "headgate.toml").write_text("allow_removal = true\n" + MEMORY)
         server.process.send_signal(signal.SIGHUP)
         eventually(
-            lambda: server.log.count("now count: login; give them a shared store") == 2, "two warnings"
+            lambda: server.log.count("separately in each worker: login; give them a shared store") == 2,
+            "two warnings",
         )
         assert server.stop() == 0
 
 
+SERVE = "headgate_server.startup:serve_worker"
+REPORT_READY = "import socket, sys; socket.socket(fileno=int(sys.argv[3])).send(b'ready\\n')"
+"""Arguments: the function, the listener, the connection to the parent, the folder, the name."""
+
+
 def test_a_worker_that_cannot_start_ends_it_all(tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed, match=r"could not start .it ended with exit code 1"):
-        run_workers(tmp_path / "missing.toml", listen("127.0.0.1", 0), 2, pytest.fail)
+        run_workers(SERVE, [str(tmp_path / "missing.toml")], listen("127.0.0.1", 0), 2, pytest.fail)
 
 
 def test_workers_that_end_again_and_again_end_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "WORKER", ("-c", "import sys; print('ready', flush=True); sys.exit(3)"))
+    monkeypatch.setattr(supervisor, "WORKER", ("-c", f"{REPORT_READY}; sys.exit(3)"))
     begun: list[bool] = []
     with pytest.raises(WorkersFailed, match=r"end as soon as they start .the last one with exit code 3"):
-        run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 1, lambda: begun.append(True))
+        run_workers(SERVE, [], listen("127.0.0.1", 0), 1, lambda: begun.append(True))
     assert begun == [True]
-    assert caplog.text.count("another one takes its place") == supervisor.MOST_YOUNG_DEATHS - 1
+    assert caplog.text.count("and is replaced") == supervisor.MAX_EARLY_ENDS - 1
 
 
 def test_a_worker_that_does_not_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+    stubborn = f"import signal; signal.signal(15, signal.SIG_IGN); {REPORT_READY}; signal.pause()"
     monkeypatch.setattr(supervisor, "WORKER", ("-c", stubborn))
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
-    run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 2, lambda: signal.raise_signal(signal.SIGTERM))
+    run_workers(SERVE, [], listen("127.0.0.1", 0), 2, lambda: signal.raise_signal(signal.SIGTERM))
     assert "2 workers did not stop within 0.1 s and are killed" in caplog.text
 
 
@@ -301,20 +308,18 @@ def test_a_worker_whose_parent_was_killed_before_it_is_ready_says_so_in_one_line
     figures = tmp_path / "figures"
     figures.mkdir()
     with listen("127.0.0.1", 0) as listener:
-        read, write = os.pipe()
-        os.close(read)
-        arguments = [str(config), str(listener.fileno()), str(figures), "0-0"]
+        parent, theirs = socket.socketpair()
+        parent.close()
+        descriptors = [listener.fileno(), theirs.fileno()]
         ended = subprocess.run(
-            [sys.executable, *WORKER, *arguments],
-            input="",
-            stdout=write,
+            [sys.executable, *WORKER, SERVE, *map(str, descriptors), str(figures), "0-0", str(config)],
             stderr=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
+            pass_fds=descriptors,
             text=True,
             timeout=READ_SECONDS,
             check=True,
         )
-        os.close(write)
+        theirs.close()
     [line] = ended.stderr.splitlines()
     assert line.endswith(
         "ERROR headgate.server: worker 0-0: the parent process has ended, so this worker stops"
@@ -380,7 +385,7 @@ def test_with_tokens_any_address_will_do() -> None:
 def test_limiters_in_memory_do_not_go_with_workers(tmp_path: Path) -> None:
     policy = SHARED + '[limiters.own]\nrules = ["5/minute"]\nstore = "memory://"\n'
     message = refusal(tmp_path, policy, workers=2, port=0)
-    assert "but in memory count: own;" in message
+    assert "but these count in memory: own;" in message
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, 100_000])
@@ -394,7 +399,7 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         message = refusal(tmp_path, MEMORY, port=port)
     assert message == (
-        f"headgate: cannot listen on 127.0.0.1:{port}: address already in use; choose another --port or --host"
+        f"headgate: cannot listen on 127.0.0.1:{port}: address already in use; choose another port or host"
     )
 
 

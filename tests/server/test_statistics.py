@@ -13,7 +13,8 @@ from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.testing import FakeClock
 from headgate_server.history import DecisionHistory
 from headgate_server.latency import MINUTE, StoreLatency, quantile, total
-from headgate_server.statistics import SharedFolder, Snapshot, Statistics, merged, shown_key
+from headgate_server.snapshots import SharedFolder, Snapshot, merged
+from headgate_server.statistics import Statistics, shown_key
 from headgate_server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 
 POLICY = """
@@ -100,7 +101,7 @@ async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> N
     live = live_with(
         statistics, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"'
     )
-    statistics.show(live)
+    statistics.publish(live)
     await live["far"].check("alice")
     (store,) = statistics.tick(live, 1).stores
     assert (store.since, store.reason) == (None, None)
@@ -133,7 +134,7 @@ key = "mallory"
 rules = { all = "0/minute" }
 """
     live = live_with(statistics, policy)
-    statistics.show(live)
+    statistics.publish(live)
     for key, tier in (("a", "pro"), ("a", "pro"), ("b", None), ("b", "made up"), ("mallory", "pro")):
         await live["api"].hit(key, tier=tier)
     assert statistics.tick(live, 1).refusals == [

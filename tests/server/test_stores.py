@@ -216,5 +216,5 @@ async def test_a_store_that_never_worked_is_not_to_blame_on_the_caller() -> None
         response = await server.client.post("/v1/limiters/far/hit", json={"key": "alice"})
         assert response.status_code == 503
         [state] = (await server.answer("/v1/inspect", {"key": "alice"}))["limiters"]
-        assert state["error"].startswith("the store cannot be asked")
+        assert state["error"].startswith("the store cannot be reached")
         await server.live.aclose()

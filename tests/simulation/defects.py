@@ -16,6 +16,7 @@ from psycopg import OperationalError
 
 from headgate import AsyncHold, StoreUnavailable
 from headgate.algorithms import TokenBucket
+from headgate.client.peer import ServerPeer
 from headgate.decision import Decision
 from headgate.stores.postgres import peer as postgres
 from headgate.stores.redis.endpoint import is_read_only
@@ -23,7 +24,7 @@ from headgate.stores.redis.peer import RedisPeer
 from headgate.stores.remote import batching, tasks
 from headgate.stores.remote._async import gate as gates
 from headgate.stores.remote._async.gate import AsyncRemoteGate
-from headgate.stores.remote.tasks import AsyncEngine, LoopEngine
+from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.request import Request
 
 FORGETS_ONE_IN = 100
@@ -148,7 +149,7 @@ async def _call_without_release(
     self: Any, request: Any, due: float, must_send: bool = False, abandoned: Any = None
 ) -> Any:
     """Ignore a reply that arrives together with the cancellation of its caller."""
-    return await self._start(request, due, must_send, abandoned)
+    return await self._start(request, due, must_send, abandoned).future
 
 
 async def _call_unless_cancelled(self: Any, encoded: Any, must_send: bool, abandoned: Any = None) -> Any:
@@ -171,16 +172,6 @@ def may_always_repeat(self: Any, request: Any, cause: BaseException) -> bool:
 
 def _never_repeats(self: Any, request: Any, cause: BaseException) -> bool:
     return False
-
-
-def _start_two_runners(self: Any, call: Any) -> None:
-    """Start a second task on the connection while the first waits for a reply."""
-    if self._batcher.batches and len(self._batcher.waiting) == 1:
-        self._runner = None
-    _start_call(self, call)
-
-
-_start_call = LoopEngine.start
 
 
 def defects() -> list[Defect]:
@@ -238,11 +229,11 @@ def defects() -> list[Defect]:
             ("terminate",),
         ),
         Defect(
-            "uses a connection in two tasks",
-            "postgres",
+            "sends two batches whose replies have no order",
+            "server",
             200,
-            ((LoopEngine, "start", _start_two_runners),),
-            ("delay", "stop_server"),
+            ((ServerPeer, "follows", True), (batching, "ENOUGH_TO_FOLLOW", 2)),
+            ("delay",),
         ),
         Defect(
             "takes a blocked event loop for an outage",

@@ -218,6 +218,9 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.eof_received()
             self._protocol.connection_lost(None)
 
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
     def write(self, data: Any) -> None:
         self._link.send("server", bytes(data))
 

@@ -86,7 +86,9 @@ def run(seed: int, store: str | None = None, faults: tuple[str, ...] | None = No
         stack.enter_context(patch.object(postgres_peer, "Poller", SimulatedPoller))
         stack.enter_context(
             patch.object(
-                postgres_peer.PostgresPeer, "connect_async", lambda _, seconds: world.connect_postgres()
+                postgres_peer.PostgresPeer,
+                "connect_async",
+                lambda _, seconds, receiver: world.connect_postgres(receiver),
             )
         )
         try:
@@ -164,11 +166,10 @@ class World:
             return ServerStore("http://127.0.0.1", deadline=DEADLINE, transport=transport)
         return PostgresStore("postgresql://10.0.0.1/x", deadline=DEADLINE)
 
-    async def connect_postgres(self) -> Any:
+    async def connect_postgres(self, receiver: Any) -> Any:
         """Connect to the simulated database; it has the statements already."""
-        return postgres_peer.AsyncPostgresWire(
-            postgres_peer.PostgresWire(SimulatedPGconn(await self.network.open()), True)
-        )
+        wire = postgres_peer.PostgresWire(SimulatedPGconn(await self.network.open()), True)
+        return postgres_peer.AsyncPostgresWire(wire, receiver)
 
     async def play(self) -> None:
         """Run the programs, then audit the counts."""

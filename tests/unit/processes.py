@@ -61,6 +61,15 @@ def in_child(work: Callable[[], bool]) -> bool:
     return came_out_right(fork(work))
 
 
+def interrupt_until(event: threading.Event, thread: int) -> None:
+    """Send signals to a thread until its handler sets an event.
+
+    A signal that arrives just before the thread waits for a lock is handled after that wait, so one may not be enough.
+    """
+    while not event.wait(0.05):
+        signal.pthread_kill(thread, signal.SIGUSR1)
+
+
 class Interrupted(Exception):
     """What a signal handler raised, in the middle of whatever was going on."""
 

@@ -34,9 +34,8 @@ from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS, Quota
 from headgate.rules import rules_from
-from headgate.stores.base import Gate, Operation, Receipts, new_rlock
+from headgate.stores.base import Gate, Operation, Receipts
 from headgate.stores.counters import OVERFLOW, MemoryGate
-from headgate.stores.meters import FixedMeter
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
@@ -47,6 +46,7 @@ from tests.unit.processes import (
     came_out_right,
     forking,
     in_child,
+    interrupt_until,
     run_and_exit,
     untraced,
 )
@@ -691,11 +691,12 @@ def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes
                 inside.set()
                 while not calling:  # and then it waits, for else this thread would not run
                     pass
-                signal.pthread_kill(calling[0], signal.SIGUSR1)
-                may_go_on.wait(60)
+                interrupt_until(may_go_on, calling[0])
             return super().now_us()
 
     def fork_now(*_: object) -> None:
+        if may_go_on.is_set():
+            return
         may_go_on.set()
         children.append(os.fork())
         if not children[0]:
@@ -811,7 +812,6 @@ def test_an_exception_from_a_signal_handler_leaves_no_lock_behind(
     store = MemoryStore()
     limiter = Limiter(make("1000000/hour"), name="x", store=store)
     for _ in interruptions(lambda: limiter.hit("ada")):
-        assert not store._counters.busy
         assert is_free(store._counters.lock)
 
 
@@ -846,7 +846,7 @@ def test_an_exception_from_a_signal_handler_while_others_are_inside_leaves_no_lo
     assert limiter.check("ada", 0).remaining == 1_000_000_000 - sum(admitted)
 
 
-class InterruptedLock(type(new_rlock())):  # type: ignore[misc]
+class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]
     """A signal comes right after a call has taken it; the test itself takes it without blocking."""
 
     def acquire(self, blocking: bool = True) -> bool:
@@ -864,12 +864,6 @@ def test_a_signal_right_after_the_lock_was_taken_leaves_none_behind(call: str) -
     with pytest.raises(Interrupted):
         getattr(limiter, call)("ada")
     assert is_free(counters.lock)
-    assert not counters.busy
-    counters.lock.acquire(blocking=False)  # as a call has done that this one comes from inside of
-    with pytest.raises(Interrupted):
-        getattr(limiter, call)("ada")
-    assert not is_free(counters.lock)
-    counters.lock.release()
     counters.lock = usual
     assert limiter.hit("ada").remaining == 1
 
@@ -889,37 +883,24 @@ def is_free(lock: Any) -> bool:
     return taken == [True]
 
 
-def test_an_interrupted_call_charges_all_rules_or_none(interruptions: Interruptions) -> None:
-    """New buckets come every few hits, so that what is added to a state is interrupted too."""
+def test_interrupted_call_never_frees_charged_units(interruptions: Interruptions) -> None:
+    """New buckets come every few hits, so that adding one to a state is interrupted too."""
     limiter = Limiter(
         fixed_window("1000000000/day"),
         sliding_window("1000000000/day", buckets=100_000),
         sliding_log("1000000000/day"),
         token_bucket("1/day burst 100000000"),
     )
-    limiter.hit("ada")
-    used: set[int] = set()
-    for _ in interruptions(lambda: limiter.hit("ada")):
+    admitted = 0
+
+    def hit() -> None:
+        nonlocal admitted
+        admitted += limiter.hit("ada").allowed
+
+    for _ in interruptions(hit):
         results = limiter.check("ada", 0).results
-        used = {result.limit - result.remaining for result in results}
-        assert len(used) == 1
-    assert used != {1}
-
-
-@pytest.mark.skipif(is_compiled(), reason="a test cannot replace a compiled method")
-def test_an_interrupted_hold_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    limiter = Limiter(concurrent(3, lease="60s"), fixed_window("5/hour"))
-    first = limiter.hold("ada")
-
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FixedMeter, "charge", interrupt)
-        with pytest.raises(Interrupted):
-            limiter.hold("ada")
-    first.release()
-    assert [result.remaining for result in limiter.check("ada", 0).results] == [3, 5]
+        assert all(result.limit - result.remaining >= admitted for result in results)
+    assert admitted
 
 
 def test_an_interrupted_renewal_keeps_the_place_and_its_receipt(interruptions: Interruptions) -> None:

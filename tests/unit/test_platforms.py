@@ -1,4 +1,4 @@
-"""Systems that cannot fork, as Windows: the library works, without what only POSIX has. And early releases of a Python."""
+"""The library on systems that cannot fork and have none of the POSIX modules, like Windows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,6 @@ for module, names in {
         vars(module).pop(name, None)
 for name in "fcntl grp pwd resource termios tty pty syslog readline curses _posixshmem".split():
     sys.modules[name] = None  # importing it is an ImportError
-"""
-
-WITHOUT_COUNT = """
-import sys, threading
-
-class Lock(type(threading.RLock())):
-    @property
-    def _recursion_count(self):
-        raise AttributeError
-
-threading.RLock = Lock
 """
 
 DECIDE = """
@@ -111,32 +100,9 @@ assert main(["tour", "--fast"]) == 0
 """
 
 
-COUNT = """
-from headgate.stores.base import CountedLock, new_rlock
-
-assert new_rlock is CountedLock
-lock = new_rlock()
-counts = [lock._recursion_count()]
-for step in (lock.acquire, lock.acquire, lock.release, lock.release):
-    step()
-    counts.append(lock._recursion_count())
-assert counts == [0, 1, 2, 1, 0], counts
-lock.acquire()
-other = threading.Thread(target=lambda: counts.append(lock._recursion_count()))
-other.start()
-other.join()
-assert counts[-1] == 0  # of a thread that has not taken it
-"""
-
-
 @pytest.mark.parametrize("work", [DECIDE, EDGES], ids=["decisions", "edges"])
 def test_a_system_without_posix_can_use_the_library(work: str, tmp_path: Path) -> None:
     run(WITHOUT_POSIX + work, tmp_path)
-
-
-@pytest.mark.parametrize("work", [DECIDE, EDGES, COUNT], ids=["decisions", "edges", "count"])
-def test_a_python_whose_lock_has_no_count_can_use_the_library(work: str, tmp_path: Path) -> None:
-    run(WITHOUT_COUNT + work, tmp_path)
 
 
 def run(program: str, folder: Path) -> None:

@@ -1,9 +1,9 @@
 """The `headgate` command.
 
-Exit codes: 0 done, 1 it failed (the reason is one line on standard error; --debug shows the traceback), 2 it was called
-wrongly, 130 it was interrupted. Standard output carries the result, standard error everything else.
+Exit codes: 0 success, 1 failure (the reason is one line on standard error; --debug shows the traceback), 2 wrong arguments,
+130 interrupted. Results go to standard output, everything else to standard error.
 
-Every command has its module, which is light to import: heavy imports happen when a command runs.
+Modules of commands are fast to import; expensive imports happen when a command runs.
 """
 
 from __future__ import annotations
@@ -33,36 +33,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         _forget_output()
-        return 0  # the reader of our output has closed it, as in `headgate check | head`
+        return 0  # the reader closed the pipe, as in `headgate check | head`
 
 
 def make_parser() -> Parser:
     """Return the parser of the command, with all its commands."""
     parser = Parser(
         prog="headgate",
-        description="Rate limiting with exact answers on every store.",
+        description="Rate limiting with exact decisions on every store.",
         examples=["headgate tour", "headgate check headgate.toml", "headgate serve --help"],
     )
     parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     parser.add_argument("--version", action="version", version=_version(), help="print the version")
     parser.set_defaults(command=None, parser=parser)
     commands = Commands(parser, required=False)
-    commands.group("begin here")
+    commands.group("getting started")
     tour = commands.add(
         "tour",
-        "see what limiters do, in your terminal, in well under a minute",
+        "demonstrate limiters in the terminal, in less than a minute",
         _tour,
-        about="Every decision that it shows is a real one.",
+        about="All decisions shown are real.",
         examples=["headgate tour", "headgate tour --fast"],
     )
-    tour.add_argument(
-        "--fast", action="store_true", help="let time pass on a fake clock instead of waiting for it"
-    )
+    tour.add_argument("--fast", action="store_true", help="use a fake clock instead of waiting")
     commands.group("limiters of a policy file")
     policies.add(commands)
     counts.add(commands)
     top.add(commands)
-    commands.group("traffic of a log")
+    commands.group("traffic logs")
     replays.add(commands)
     commands.group("stores")
     stores.add(commands)
@@ -70,7 +68,7 @@ def make_parser() -> Parser:
     commands.group("this program")
     commands.add(
         "version",
-        "print the version, and which build of the core is in use",
+        "print the version and the build of the core",
         lambda options: print(_version()),
     )
     completion.add(commands, parser)
@@ -95,9 +93,7 @@ def _add_others(commands: Commands) -> None:
     if not others:
         commands.group("services")
         for name in ("demo", "run"):
-            commands.add(
-                name, "comes with the services: pip install 'headgate-services[all]'", _not_installed
-            )
+            commands.add(name, "part of the services: pip install 'headgate-services[all]'", _not_installed)
 
 
 def _not_installed(options: argparse.Namespace) -> int:
@@ -122,7 +118,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        raise  # of standard output; those of connections are other errors
+        raise  # standard output was closed; broken connections are other errors
     except (Failure, HeadgateError, OSError) as error:
         if options.debug:
             raise
@@ -131,7 +127,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _write_anything() -> None:
-    """Write characters that the encoding does not have as escapes, so that every key can be written."""
+    """Escape characters that the encoding of the terminal lacks, so that every key can be written."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -139,7 +135,7 @@ def _write_anything() -> None:
 
 
 def _forget_output() -> None:
-    """Discard the buffer of standard output, which the interpreter would flush once more at its end."""
+    """Discard the buffer of standard output, which the interpreter would flush at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

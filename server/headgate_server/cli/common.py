@@ -41,7 +41,7 @@ class Failure(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of one line, which keeps the line breaks of its help."""
+    """A parser with errors of one line, with line breaks kept in its help."""
 
     def __init__(self, *, prog: str, description: str, examples: Sequence[str] = ()) -> None:
         super().__init__(
@@ -53,13 +53,13 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"headgate: {message} (`{self.prog} --help` says more)\n")
+        self.exit(2, f"headgate: {message} (see `{self.prog} --help`)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             near = get_close_matches(str(value), action.choices, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(action.choices)}"
-            raise argparse.ArgumentError(None, f"there is no {str(action.metavar).lower()} {value!r}; {hint}")
+            hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"unknown {str(action.metavar).lower()} {value!r}; {hint}")
         super()._check_value(action, value)
 
 
@@ -79,7 +79,7 @@ class Commands:
 
     def __init__(self, parser: Parser, word: str = "COMMAND", *, required: bool = True) -> None:
         self._parser = parser
-        # The list stands in the description, so argparse's own is suppressed; and its usage with it.
+        # The list is in the description, so argparse's list and usage are suppressed.
         parser.usage = f"{parser.prog} [-h] [--debug] {word} …"
         self._add = parser.add_subparsers(metavar=word, help=argparse.SUPPRESS, required=required).add_parser
         self._introduction = parser.description or ""
@@ -118,7 +118,7 @@ class Commands:
             description=f"{first} {about}".strip(),
             examples=examples or ([] if run is None else [prog]),
         )
-        # Also after the command, where people write it; the default stays that of the parser above.
+        # Also allowed after the command; the default is that of the parser above.
         parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG_HELP)
         if run is not None:
             parser.set_defaults(command=run, parser=parser)
@@ -141,31 +141,42 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def add_server(parser: argparse.ArgumentParser, *, default: str | None) -> None:
     """Add the options that name a server."""
-    shown = f" (default: {default})" if default else ", instead of the stores of a policy file"
-    parser.add_argument(
-        "--server", metavar="URL", default=default, help=f"ask the server that runs there{shown}"
+    shown = (
+        f"the server (default: {default})" if default else "use this server, not the stores of a policy file"
     )
+    parser.add_argument("--server", metavar="URL", default=default, help=shown)
     parser.add_argument(
         "--token",
-        help=f"a token that the server knows (default: the variable {TOKEN_VARIABLE}, which others cannot see)",
+        help=f"token for the server (default: the variable {TOKEN_VARIABLE}, hidden from other users)",
+    )
+
+
+def add_scope(parser: argparse.ArgumentParser, value: str, example: str, about: str) -> None:
+    """Add the option `--scope SCOPE=value`, which may be given several times."""
+
+    def scope(text: str) -> tuple[str, str]:
+        name, _, given = text.partition("=")
+        if not name or not given:
+            raise argparse.ArgumentTypeError(f"write a scope as {example}, not {text!r}")
+        return name, given
+
+    parser.add_argument(
+        "--scope", metavar=f"SCOPE={value}", action="append", default=[], type=scope, help=about
     )
 
 
 def port(text: str) -> int:
-    """Return the port that an argument names: an argparse type."""
-    number = int(text)
-    if not 0 <= number <= _HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"ports go from 0 to {_HIGHEST_PORT}, which {text} does not")
-    return number
+    """Return a port: an argparse type."""
+    return from_to(0, _HIGHEST_PORT)(text)
 
 
-def from_to(least: int, most: int, what: str) -> Callable[[str], int]:
-    """Return the argparse type of a whole number within bounds; `what` is counted by it."""
+def from_to(least: int, most: int) -> Callable[[str], int]:
+    """Return the argparse type of a whole number within bounds."""
 
     def number(text: str) -> int:
         found = int(text)
         if not least <= found <= most:
-            raise argparse.ArgumentTypeError(f"{least} to {most} {what} are wanted, not {text}")
+            raise argparse.ArgumentTypeError(f"use a number from {least} to {most}, not {text}")
         return found
 
     return number
@@ -175,7 +186,7 @@ def read_policy(file: str) -> Policy:
     """Return the policy of a file, with single values replaced from the environment.
 
     Raises:
-        PolicyError: It cannot be read or used.
+        PolicyError: It cannot be read or is invalid.
     """
     from headgate.policy import load_policy
 
@@ -191,7 +202,7 @@ def existing_policy(file: str) -> str:
     if not Path(file).exists():
         from headgate.policy import PolicyError
 
-        raise PolicyError(f"there is no {file}; the smallest policy file is one line: {SMALLEST_POLICY}")
+        raise PolicyError(f"{file} does not exist; the smallest policy file is one line: {SMALLEST_POLICY}")
     return file
 
 
@@ -203,10 +214,10 @@ def redacted(error: Exception) -> str:
 
 
 def optional(module: str, what: str, requirement: str) -> ModuleType:
-    """Import a part of Headgate whose packages are an extra; `requirement` is the package to install.
+    """Import a module that needs an extra; `requirement` is the package to install.
 
     Raises:
-        Failure: They are not installed.
+        Failure: A package is not installed.
     """
     try:
         return importlib.import_module(module)

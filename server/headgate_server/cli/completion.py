@@ -1,4 +1,4 @@
-"""`completion`: shell scripts that complete commands and options."""
+"""`completion`: shell scripts for the completion of commands and options."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ end
 
 
 def add(commands: Commands, parser: argparse.ArgumentParser) -> None:
-    """Add the command that prints the completion of a shell, for all commands of a parser."""
+    """Add the command that prints completion scripts for a parser."""
     command = commands.add(
         "completion",
-        "print a script that lets a shell complete this command",
+        "print a shell completion script",
         lambda options: print(script(parser, options.shell), end=""),
-        about="Add the output to the start-up file of your shell, or source it.",
+        about="Add the output to the start-up file of your shell.",
         examples=[
             "headgate completion bash >>~/.bashrc",
             "headgate completion fish >~/.config/fish/completions/headgate.fish",
         ],
     )
-    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the completion of a shell."""
     words = {"".join(f" {word}" for word in path): " ".join(each) for path, each in _words(parser, ())}
-    # Options, their values, files and names do not belong to a path of commands.
+    # Options, their values, files and names are not part of a path of commands.
     paths = [f'"{path}"' for path in words if path]
     if shell == "fish":
         return _FISH.format(paths=" ".join(paths)) + "".join(

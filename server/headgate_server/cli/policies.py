@@ -1,4 +1,4 @@
-"""`check`, `serve` and `token`: the policy file, and its server."""
+"""`check`, `serve` and `token`: commands for the policy file and its server."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PERMISSIONS = ("decide", "administer")
 
 
 def add(commands: Commands) -> None:
-    """Add the commands around the policy file."""
+    """Add the commands for the policy file."""
     check = commands.add(
         "check",
-        "check a policy file, and say in plain words what it means",
+        "check a policy file and describe its rules",
         _check,
-        about="The first mistake is shown with line and column. A valid setting that is probably not intended "
-        "is a warning. Environment variables that begin with HEADGATE_ replace "
-        "single values, as they do for the server: HEADGATE_LIMITERS__LOGIN__RULES is limiters.login.rules.",
+        about="Prints the first error with line and column, and a warning for each valid setting that is probably a "
+        "mistake. Environment variables replace single values, as they do for the server: "
+        "HEADGATE_LIMITERS__LOGIN__RULES is limiters.login.rules.",
         examples=[
             "headgate check",
             "headgate check --connect other.toml",
@@ -55,18 +55,15 @@ def add(commands: Commands) -> None:
         default=POLICY_FILE,
         help=f"the policy file, or - for standard input (default: {POLICY_FILE})",
     )
-    check.add_argument(
-        "--connect", action="store_true", help="also ask every store whether it can count; fail if one cannot"
-    )
-    check.add_argument("--json", action="store_true", help="print what was found as JSON")
+    check.add_argument("--connect", action="store_true", help="also check that every store can count")
+    check.add_argument("--json", action="store_true", help="print JSON")
 
     serve = commands.add(
         "serve",
-        "offer the limiters of a policy file over HTTP, with a dashboard",
+        "serve the limiters of a policy file over HTTP, with a dashboard",
         _serve,
-        about="Any language can then ask it: POST /v1/limiters/NAME/hit, GET /openapi.json for the rest, / for the "
-        "dashboard. The file is read again when it changes, and on SIGHUP. Without tokens in the file it listens on "
-        "loopback addresses only.",
+        about="Clients call POST /v1/limiters/NAME/hit; GET /openapi.json describes all calls, and / is the dashboard. The "
+        "file is reloaded when it changes and on SIGHUP. Without tokens in the file, only loopback addresses are allowed.",
         examples=[
             f"echo '{SMALLEST_POLICY}' >{POLICY_FILE}",
             "headgate serve",
@@ -74,46 +71,51 @@ def add(commands: Commands) -> None:
         ],
     )
     add_config(serve)
-    serve.add_argument("--host", help="where to listen (default: [server] host of the file, or 127.0.0.1)")
     serve.add_argument(
-        "--port", type=port, metavar="N", help="which port (default: [server] port of the file, or 8080)"
+        "--host", help="address to listen on (default: [server] host of the file, or 127.0.0.1)"
+    )
+    serve.add_argument(
+        "--port",
+        type=port,
+        metavar="N",
+        help="port to listen on (default: [server] port of the file, or 8080)",
     )
     serve.add_argument(
         "--workers",
-        type=from_to(1, 1_000, "processes"),
+        type=from_to(1, 1_000),
         default=1,
         metavar="N",
-        help="how many processes (default: 1)",
+        help="number of processes (default: 1)",
     )
 
     token = commands.add(
         "token",
-        "make a token for the server, and print it once",
+        "create a token for the server and print it once",
         _token,
-        about="The lines for the policy file, with its digest only, go to standard output; the token itself to standard "
-        "error, so that the first example keeps it out of the file.",
+        about="The lines for the policy file, with the digest of the token, go to standard output. The token itself goes to "
+        "standard error, so it is not in the file of the first example.",
         examples=[
             f"headgate token gateway >>{POLICY_FILE}",
             "headgate token operator --may decide --may administer",
         ],
     )
-    token.add_argument("name", metavar="NAME", type=_token_name, help="what it is called in the policy file")
+    token.add_argument("name", metavar="NAME", type=_token_name, help="its name in the policy file")
     token.add_argument(
         "--may",
         action="append",
         choices=PERMISSIONS,
-        help="what it is good for; may be given twice (default: decide)",
+        help="its permission; may be given twice (default: decide)",
     )
     token.add_argument(
         "--days",
-        type=from_to(1, 36_500, "days"),
+        type=from_to(1, 36_500),
         metavar="N",
-        help="after how many days it ends (default: never)",
+        help="days until it expires (default: never)",
     )
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Explain a policy, or print the first mistake in it."""
+    """Explain a policy, or print its first error."""
     from headgate.policy import PolicyError, explain, find_warnings, parse_policy, read_policy
 
     if options.file == "-":
@@ -126,7 +128,7 @@ def _check(options: argparse.Namespace) -> int:
     except PolicyError as error:
         mistake = error
     warnings = [] if policy is None else list(find_warnings(policy, text, os.environ))
-    stores = None if policy is None or not options.connect else _ask_stores(policy)
+    stores = None if policy is None or not options.connect else _ping_stores(policy)
     failures = sum(store["reason"] is not None for store in stores or ())
     if options.json:
         place = mistake and {"line": mistake.line, "column": mistake.column, "message": redacted(mistake)}
@@ -151,8 +153,8 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if mistake is None else 1
 
 
-def _ask_stores(policy: Policy) -> list[dict[str, str | None]]:
-    """Return every `store` and the `reason` why it cannot count; `None` if it can."""
+def _ping_stores(policy: Policy) -> list[dict[str, str | None]]:
+    """Return each `store` with the `reason` why it cannot count, or `None`."""
     from headgate.observe import redact
     from headgate.policy import LivePolicy
 
@@ -173,13 +175,13 @@ def _token(options: argparse.Namespace) -> None:
     """Print the lines for the file to standard output and the token to standard error, for `>>headgate.toml`."""
     token = secrets.token_urlsafe(32)
     may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
-    print("the token, shown only now:", token, file=sys.stderr, flush=True)
-    # An empty line first, because the last line of the file may have no end.
+    print("the token (shown only once):", token, file=sys.stderr, flush=True)
+    # An empty line first, because the file may not end with a newline.
     print(f"\n[server.tokens.{options.name}]")
     print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f"may = [{may}]")
     if options.days is not None:
-        # To the second: a date alone would end it at midnight, perhaps minutes from now.
+        # With the time: a date alone would expire at midnight, perhaps minutes from now.
         print(f"expires = {datetime.now(UTC) + timedelta(days=options.days):%Y-%m-%dT%H:%M:%SZ}")
 
 

@@ -1,4 +1,4 @@
-"""`replay` and `suggest`: a policy against the traffic of a log, and limits from it."""
+"""`replay` and `suggest`: apply a policy to the traffic of a log, and propose limits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from headgate.clock import MICROSECONDS
-from headgate_server.cli.common import Commands, Failure, Parser, add_config, from_to, read_policy
+from headgate_server.cli.common import Commands, Failure, Parser, add_config, add_scope, from_to, read_policy
 
 if TYPE_CHECKING:
     from headgate.policy import LimiterPolicy
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_PROGRESS = 0.2
 
 _EXPRESSIONS = (
-    "Expressions (EXPR) are text with fields of the line in braces, such as {client}, {user|or:client} or "
+    "Expressions (EXPR) are text with fields of a line in braces, such as {client}, {user|or:client} or "
     "{path|match:^/api/(\\w+)}."
 )
 _LOGS = (
-    "Logs are those of nginx and Apache, JSON lines (Caddy, Traefik, Envoy, your own), CSV, and what Headgate has recorded; "
-    "also compressed with gzip. Lines that cannot be read are counted and shown, with their reason."
+    "Reads logs of nginx and Apache, JSON lines (such as those of Caddy, Traefik and Envoy), CSV and recordings of "
+    "Headgate, also compressed with gzip. Invalid lines are counted and shown with the reason."
 )
 
 
 def add(commands: Commands) -> None:
-    """Add the commands that look at logs."""
+    """Add the commands for logs."""
     replay = commands.add(
         "replay",
         "show what a policy would have done with the traffic of a log",
         _replay,
-        about=f"Every request is decided at its own time, by the functions that decide live. {_LOGS} {_EXPRESSIONS}",
+        about=f"Decides each request at the time in its line, by the same functions as live ones. {_LOGS} {_EXPRESSIONS}",
         examples=[
             "headgate replay access.log",
             "headgate replay access.log.2.gz access.log.1 access.log --html report.html",
@@ -46,43 +46,34 @@ def add(commands: Commands) -> None:
     )
     _add_log(replay)
     add_config(replay)
-    replay.add_argument("--limiter", metavar="NAME", help="which limiter (default: the only one of the file)")
+    replay.add_argument("--limiter", metavar="NAME", help="the limiter (default: the only one of the file)")
+    replay.add_argument("--compare", metavar="FILE", help="another policy file; also show the differences")
+    add_scope(replay, "EXPR", "user={user}", "the key of a request in one scope; may be given several times")
+    replay.add_argument("--tier", metavar="EXPR", help="the tier of a request (default: none)")
     replay.add_argument(
-        "--compare", metavar="FILE", help="another policy file: also show what changes, request by request"
-    )
-    replay.add_argument(
-        "--scope",
-        metavar="SCOPE=EXPR",
-        action="append",
-        default=[],
-        type=_scope,
-        help="whom a request counts for in this scope; may be given several times",
-    )
-    replay.add_argument("--tier", metavar="EXPR", help="the caller's tier (default: none)")
-    replay.add_argument(
-        "--route", metavar="EXPR", help="what requests are grouped by (default: '{method} {path|shape}')"
+        "--route",
+        metavar="EXPR",
+        help="the group of a request in the report (default: '{method} {path|shape}')",
     )
     replay.add_argument(
         "--model-retries",
         metavar="N",
-        type=from_to(1, 100, "retries"),
+        type=from_to(1, 100),
         nargs="?",
         const=3,
         default=0,
-        help="have refused callers try again, up to N times (default: 3)",
+        help="assume that refused callers retry up to N times (default: 3)",
     )
     replay.add_argument("--json", action="store_true", help="print JSON")
-    replay.add_argument(
-        "--html", metavar="FILE", help="also write the report as a page that needs nothing else"
-    )
-    replay.add_argument("--decisions", metavar="FILE", help="also write every decision, as a line of JSON")
+    replay.add_argument("--html", metavar="FILE", help="also write the report as an HTML page")
+    replay.add_argument("--decisions", metavar="FILE", help="also write each decision as a line of JSON")
 
     suggest = commands.add(
         "suggest",
         "propose limits from the traffic of a log",
         _suggest,
-        about="Of every window, the smallest limit that would refuse at most the given share of the requests, and a token "
-        "bucket with rate and burst from the data, as lines for a policy file. Each was replayed, so the shares are "
+        about="For each window, prints the smallest limit that refuses at most the given share of requests, and a token "
+        "bucket with rate and burst from the data, as lines for a policy file. Every proposal is replayed, so its share is "
         f"exact. {_EXPRESSIONS}",
         examples=[
             "headgate suggest access.log",
@@ -96,50 +87,39 @@ def add(commands: Commands) -> None:
         metavar="SHARE",
         type=_share,
         default=0.001,
-        help="of all requests, as 0.1%% or 0.001 (default: 0.1%%)",
+        help="share of requests, such as 0.1%% or 0.001 (default: 0.1%%)",
     )
-    suggest.add_argument(
-        "--name", metavar="NAME", default="api", help="what to call the limiter (default: api)"
-    )
+    suggest.add_argument("--name", metavar="NAME", default="api", help="name of the limiter (default: api)")
     suggest.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_log(parser: Parser) -> None:
     parser.add_argument(
-        "logs", metavar="LOG", nargs="+", help="the logs, merged by time; - for standard input"
+        "logs", metavar="LOG", nargs="+", help="log files, merged by time; - for standard input"
     )
     parser.add_argument(
         "--format",
         metavar="FORMAT",
         default="auto",
-        help="auto, combined, json, csv, csv:COLUMN,COLUMN, headgate, or as nginx ('$remote_addr …') "
-        "or Apache ('%%h …') is configured with (default: auto)",
+        help="auto, combined, json, csv, csv:COLUMN,COLUMN, headgate, or the log format of nginx "
+        "('$remote_addr …') or Apache ('%%h …') (default: auto)",
     )
     parser.add_argument("--time", metavar="FIELD", help="the field with the time, for JSON and CSV")
-    parser.add_argument(
-        "--key", metavar="EXPR", help="whom a request counts for (default: '{client|network}')"
-    )
-    parser.add_argument("--cost", metavar="EXPR", default="1", help="how many units (default: 1)")
+    parser.add_argument("--key", metavar="EXPR", help="the key of a request (default: '{client|network}')")
+    parser.add_argument("--cost", metavar="EXPR", default="1", help="the cost of a request (default: 1)")
     parser.add_argument(
         "--buffer",
         metavar="N",
-        type=from_to(100, 10_000_000, "lines"),
+        type=from_to(100, 10_000_000),
         default=50_000,
-        help="how many lines are held to be put in order (default: 50000)",
+        help="number of lines that are sorted at a time (default: 50000)",
     )
-
-
-def _scope(text: str) -> tuple[str, str]:
-    scope, separator, expression = text.partition("=")
-    if not scope or not separator or not expression:
-        raise argparse.ArgumentTypeError(f"a scope is written as user={{user}}, not {text!r}")
-    return scope, expression
 
 
 def _share(text: str) -> float:
     number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= number < 1:  # also false for NaN
-        raise argparse.ArgumentTypeError(f"a share is written as 0.1% or 0.001, not {text}")
+        raise argparse.ArgumentTypeError(f"write a share as 0.1% or 0.001, not {text}")
     return number
 
 
@@ -215,11 +195,11 @@ def _suggest(options: argparse.Namespace) -> None:
 
 
 def _nothing_read(counts: LogCounts) -> str:
-    """Return the most frequent reason why no line was replayed, with an example."""
+    """Return the most frequent reason why lines were not replayed, with an example."""
     if not counts.lines:
         return "the log is empty"
     if not counts.bad:
-        return f"none of the {counts.lines:,} lines has a request"
+        return f"none of the {counts.lines:,} lines is a request"
     reason, lines = max(counts.bad.items(), key=lambda item: item[1].count)
     return f"none of the {counts.lines:,} lines could be replayed; {lines.count:,}: {reason}, as in {lines.examples[0]}"
 
@@ -231,7 +211,7 @@ def _limiter(file: str, name: str | None) -> LimiterPolicy:
             return next(iter(limiters.values()))
         raise Failure(f"{file} has several limiters; add --limiter, one of {', '.join(limiters)}", 2)
     if name not in limiters:
-        raise Failure(f"{file} has no limiter {name!r}; there is {', '.join(limiters)}", 2)
+        raise Failure(f"{file} has no limiter {name!r}; use one of {', '.join(limiters)}", 2)
     return limiters[name]
 
 
@@ -252,7 +232,7 @@ def _opened(names: Sequence[str]) -> Iterator[list[LogSource]]:
     from headgate_server.replay import LogSource
 
     if names.count("-") > 1:
-        raise Failure("standard input can be read once; name - once", 2)
+        raise Failure("standard input (-) can be given only once", 2)
     with ExitStack() as stack:
         yield [stack.enter_context(LogSource(name)) for name in names]
 
@@ -263,7 +243,7 @@ def _written(name: str) -> IO[str]:
 
 @contextmanager
 def _shown_progress(sources: Sequence[LogSource], counts: LogCounts) -> Iterator[Callable[[str], None]]:
-    """Show on standard error how far reading is, if it is a terminal, in one line that disappears at the end."""
+    """Show the progress of reading on standard error if it is a terminal; the line is cleared at the end."""
     if not sys.stderr.isatty():
         yield lambda doing: None
         return

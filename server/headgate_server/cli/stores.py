@@ -1,7 +1,7 @@
-"""`migrate` makes Headgate's tables in PostgreSQL; `bench` measures how many decisions a second stores make.
+"""`migrate` creates Headgate's tables in PostgreSQL; `bench` measures the decisions per second of stores.
 
-The benchmark asks every store by the same number of tasks at once, under a unique limiter name and with keys that are reset
-at the end; other counts are not touched. If a run is killed, its counts expire after a minute.
+The benchmark calls every store from the same number of tasks, with a unique limiter name and keys that are reset at the end.
+Other counts are not changed. If a run is killed, its counts expire after a minute.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ LONGEST = 600.0
 _RULE = "1000000000000/minute"  # refuses nothing, and left-over counts expire soon
 _KEYS = 100
 _CALLS_IN_A_ROW = 1_000
-"""Calls until other tasks have their turn; a store in memory never waits."""
+"""Calls of a task before it yields to other tasks; a memory store never waits."""
 
 
 def add(commands: Commands) -> None:
-    """Add the commands around stores."""
+    """Add the commands for stores."""
     migrate = commands.add(
         "migrate",
-        "make or update Headgate's tables in PostgreSQL",
+        "create or update Headgate's tables in PostgreSQL",
         _migrate,
-        about="Each migration is applied once, also if several processes do this at the same time. Services with older "
-        "code can keep running.",
+        about="Each migration is applied once, even if several processes run this command at the same time. Services with "
+        "older code can keep running.",
         examples=["headgate migrate postgresql://user@localhost/limits"],
     )
-    migrate.add_argument("url", metavar="URL", help="the database, as postgresql://user@host/name")
+    migrate.add_argument("url", metavar="URL", help="the database: postgresql://user@host/name")
 
     bench = commands.add(
         "bench",
-        "measure how many decisions a second stores make here",
+        "measure the decisions per second of stores from this machine",
         _bench,
-        about="Memory and an SQLite file are always measured, and besides the stores that are named. What others count "
-        "there is not touched. To compare Headgate with other limiters, run `make bench` in its sources.",
+        about="Measures memory, an SQLite file and the given stores. Other counts in these stores are not changed. To "
+        "compare Headgate with other limiters, run `make bench` in its source code.",
         examples=[
             "headgate bench",
             "headgate bench --store redis://localhost:6379/0 --tasks 200",
@@ -61,18 +61,18 @@ def add(commands: Commands) -> None:
         metavar="URL",
         action="append",
         default=[],
-        help="measure this one too; may be given several times",
+        help="also measure this store; may be given several times",
     )
-    bench.add_argument("--config", metavar="FILE", help="measure the stores of this policy file too")
+    bench.add_argument("--config", metavar="FILE", help="also measure the stores of this policy file")
     bench.add_argument(
-        "--seconds", metavar="N", type=_seconds, default=2.0, help="for each store (default: %(default)g)"
+        "--seconds", metavar="N", type=_seconds, default=2.0, help="seconds per store (default: %(default)g)"
     )
     bench.add_argument(
         "--tasks",
         metavar="N",
-        type=from_to(1, 10_000, "tasks"),
+        type=from_to(1, 10_000),
         default=32,
-        help="how many ask at once (default: %(default)s)",
+        help="number of concurrent tasks (default: %(default)s)",
     )
 
 
@@ -86,12 +86,12 @@ def _migrate(options: argparse.Namespace) -> None:
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 < seconds <= LONGEST:  # also false for NaN
-        raise argparse.ArgumentTypeError(f"seconds above 0 and up to {LONGEST:g} are wanted, not {text}")
+        raise argparse.ArgumentTypeError(f"use seconds above 0 and up to {LONGEST:g}, not {text}")
     return seconds
 
 
 class Measured(NamedTuple):
-    """Decisions of a store, the seconds they took together, and the nanoseconds of each, shortest first."""
+    """Decisions of a store, their total seconds, and the nanoseconds of each, shortest first."""
 
     decisions: int
     seconds: float
@@ -105,7 +105,7 @@ class Measured(NamedTuple):
 def _bench(options: argparse.Namespace) -> int:
     failed = False
     print(
-        f"{options.tasks} tasks at once, one rule, {options.seconds:g} s for each store, this machine only",
+        f"{options.tasks} concurrent tasks, one rule, {options.seconds:g} s per store",
         file=sys.stderr,
     )
     with _stores(options) as stores:
@@ -129,7 +129,7 @@ def _line(measured: Measured) -> str:
 
 @contextmanager
 def _stores(options: argparse.Namespace) -> Iterator[list[tuple[str, str]]]:
-    """Give name and URL of every store to measure, each once."""
+    """Give name and URL of every store to measure."""
     policy = read_policy(options.config) if options.config is not None else None
     named = [limiter.store for limiter in policy.limiters.values()] if policy is not None else []
     remote = [url for url in (*options.store, *named) if not url.lower().startswith("memory:")]
@@ -143,7 +143,7 @@ def _stores(options: argparse.Namespace) -> Iterator[list[tuple[str, str]]]:
 
 
 async def measure(url: str, seconds: float, tasks: int) -> Measured:
-    """Ask a store for decisions by `tasks` tasks at once, for `seconds`, and clean up.
+    """Make decisions in a store from concurrent tasks for `seconds`, and clean up.
 
     Raises:
         HeadgateError: The store failed.

@@ -1,4 +1,4 @@
-"""`top`: the decisions of a running server, second by second."""
+"""`top`: the decisions of a running server, every second."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BAR = 20
 _PAUSE = 1.0
 """Seconds until the next attempt to connect to a lost server."""
 
-# What terminals obey; lines that are too long are cut off by the terminal, which knows how wide its characters are.
+# Control sequences. The terminal cuts off long lines, because it knows the width of its characters.
 _START = "\x1b[?25l\x1b[?7l\x1b[2J"  # no cursor, no line wrap, a clear screen
 _END = "\x1b[?7h\x1b[?25h\n"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -37,10 +37,10 @@ def add(commands: Commands) -> None:
     """Add the command."""
     top = commands.add(
         "top",
-        "watch a server decide, live",
+        "watch the decisions of a server",
         _top,
-        about="On a terminal the screen is redrawn every second, until Ctrl-C; elsewhere every second is one line. The "
-        "most refused keys are shown only if the policy file allows it ([server] top_keys).",
+        about="On a terminal the screen is redrawn every second until Ctrl-C; otherwise each second is printed as one line. "
+        "The most refused keys are shown only if the policy file allows it ([server] top_keys).",
         examples=[
             "headgate top",
             "headgate top --once",
@@ -48,15 +48,15 @@ def add(commands: Commands) -> None:
         ],
     )
     add_server(top, default=DEFAULT_SERVER)
-    top.add_argument("--once", action="store_true", help="show the next second, and end")
+    top.add_argument("--once", action="store_true", help="print one screen and exit")
 
 
 def _top(options: argparse.Namespace) -> None:
-    from headgate_server.cli.views import open_server, understood
+    from headgate_server.cli.views import open_server, valid_replies
 
     server = open_server(options.server, options.token)
     screen = TopScreen(server.endpoint.name, Style(sys.stdout))
-    with suppress(KeyboardInterrupt), server, understood(server):  # Ctrl-C is how it is ended
+    with suppress(KeyboardInterrupt), server, valid_replies(server):  # Ctrl-C ends it
         if options.once:
             next(_followed(server, screen))
             print("\n".join(screen.lines()))
@@ -88,11 +88,11 @@ def _followed(server: ServerStore, screen: TopScreen) -> Iterator[Tick]:
             tick = msgspec.convert(data, Tick)
             screen.remember(tick)
             yield tick
-    raise StoreUnavailable(f"{server.endpoint.name} has ended")
+    raise StoreUnavailable(f"{server.endpoint.name} closed the connection")
 
 
 def _redraw(server: ServerStore, screen: TopScreen) -> None:
-    """Draw the screen every second; connect again if the server is lost."""
+    """Draw the screen every second; reconnect if the connection is lost."""
     while True:
         try:
             for _ in _followed(server, screen):
@@ -100,7 +100,7 @@ def _redraw(server: ServerStore, screen: TopScreen) -> None:
         except StoreUnavailable as error:
             if screen.is_empty:
                 raise
-            _draw([*screen.lines(), "", f"{error}; looking for it again"])
+            _draw([*screen.lines(), "", f"{error}; reconnecting"])
             time.sleep(_PAUSE)
 
 
@@ -121,7 +121,7 @@ def _draw(lines: list[str]) -> None:
 
 
 def line(tick: Tick) -> str:
-    """Return a second in one line."""
+    """Return one second as a line."""
     limiters = ", ".join(
         f"{printable(name)} {counts.admitted} admitted {counts.refused} refused"
         + (f" {counts.degraded} degraded" if counts.degraded else "")
@@ -153,7 +153,7 @@ class TopScreen:
         return not self._ticks
 
     def remember(self, tick: Tick) -> None:
-        """Add a second, in place of the same and later ones."""
+        """Add a second; it replaces the same and later ones."""
         while self._ticks and self._ticks[-1].time >= tick.time:
             self._ticks.pop()
         self._ticks.append(tick)
@@ -164,9 +164,8 @@ class TopScreen:
         workers = f"{tick.workers} worker{'s' if tick.workers != 1 else ''}"
         lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick.time)}  {workers}"]
         if tick.policy_error:
-            lines.append(
-                self._style.red(f"the newest policy file is not in force: {printable(tick.policy_error)}")
-            )
+            error = f"the policy file is invalid, the previous policy stays in force: {tick.policy_error}"
+            lines.append(self._style.red(printable(error)))
         for part in (self._limiters, self._stores, self._shadow, self._keys):
             shown = part(tick)
             lines += ["", *shown] if shown else []
@@ -174,16 +173,16 @@ class TopScreen:
 
     def _limiters(self, tick: Tick) -> list[str]:
         if not tick.totals:
-            return ["nothing was decided yet"]
+            return ["no decisions yet"]
         highest = max(sum(_rates(tick, name)) for name in tick.totals)
-        heading = f"{'limiter':<{_LONGEST_NAME}}  admitted/s   refused/s  {'':<{_BAR}}  the last minute"
+        heading = f"{'limiter':<{_LONGEST_NAME}}  admitted/s   refused/s  {'':<{_BAR}}  last minute"
         return [self._style.dim(heading), *(self._limiter(tick, name, highest) for name in tick.totals)]
 
     def _limiter(self, tick: Tick, name: str, highest: float) -> str:
         counts, (admitted, refused) = tick.limiters.get(name), _rates(tick, name)
         bar = self._style.stack(admitted, refused, highest, _BAR)
         history = self._style.history([sum(_rates(past, name)) for past in self._ticks])
-        degraded = f"  {self._style.yellow('without its store')}" if counts and counts.degraded else ""
+        degraded = f"  {self._style.yellow('store is down')}" if counts and counts.degraded else ""
         held = ", ".join(f"{n:,} {printable(unit)}" for unit, n in tick.held.get(name, {}).items() if n)
         held = f"  held: {held}" if held else ""
         return (
@@ -214,11 +213,11 @@ class TopScreen:
 
     def _keys(self, tick: Tick) -> list[str]:
         lines = [f"{_cut(top.limiter)}  {top.refused:>10,}  {printable(top.key)}" for top in tick.top or ()]
-        return [self._style.dim("most refused by"), *lines] if lines else []
+        return [self._style.dim("most refused keys of"), *lines] if lines else []
 
 
 def _rates(tick: Tick, name: str) -> tuple[float, float]:
-    """Return how many a limiter has admitted and refused per second."""
+    """Return the admitted and refused calls per second of a limiter."""
     counts = tick.limiters.get(name)
     if counts is None:
         return 0.0, 0.0

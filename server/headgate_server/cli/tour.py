@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 
 def tour(*, fast: bool = False, say: Say = print) -> None:
-    """Show what limiters do; `fast` lets time pass on a fake clock instead of waiting for it."""
+    """Demonstrate limiters; `fast` uses a fake clock instead of waiting."""
     clock: Clock = FakeClock() if fast else SteadyClock()
     show = _Show(say, clock)
     for number, scene in enumerate(_SCENES, start=1):
@@ -32,16 +32,16 @@ def tour(*, fast: bool = False, say: Say = print) -> None:
 
 
 def _steady_stream(show: _Show) -> None:
-    """A sliding window: 20 per second, asked for twice as often
+    """A sliding window: 20 per second, called twice as often
 
-    Each column is a tenth of a second: all requests, and the admitted ones (filled).
+    Each column is a tenth of a second with four requests; its height is the number of admitted ones.
     """
     limiter = Limiter("20/s", clock=show.clock)
-    chart = _Chart(show)
+    admitted: list[float] = []
     for _ in range(30):
-        chart.column([limiter.hit("alice") for _ in range(4)])
+        admitted.append(sum(bool(limiter.hit("alice")) for _ in range(4)))
         show.clock.sleep(0.1)
-    chart.finish()
+    show.say(f"   {show.green(show.history(admitted))}  {sum(admitted)} of 120 admitted")
     refused = limiter.check("alice", 20)
     show.decision(f"check of 20 at once: {refused}", refused)
 
@@ -49,7 +49,7 @@ def _steady_stream(show: _Show) -> None:
 def _edge_burst(show: _Show) -> None:
     """The edge of a window: why fixed windows admit twice the limit
 
-    Ten at the end of one second, ten at the start of the next. The sliding window takes no more than ten.
+    Ten at the end of one second, ten at the start of the next. The sliding window admits only ten.
     """
     clock = FakeClock(1_700_000_000.95)
     for rule in (fixed_window("10/s"), sliding_window("10/s")):
@@ -57,12 +57,12 @@ def _edge_burst(show: _Show) -> None:
         admitted = sum(bool(limiter.hit("bob", now=clock.now)) for _ in range(10))
         admitted += sum(bool(limiter.hit("bob", now=clock.now + 0.1)) for _ in range(10))
         show.say(
-            f"   {rule.kind:<15} {show.admitted(admitted, 20)}  {admitted} admitted within a tenth of a second"
+            f"   {rule.kind:<15} {show.bar(admitted, 20)}  {admitted} admitted within a tenth of a second"
         )
 
 
 def _all_or_nothing(show: _Show) -> None:
-    """Several limits, all or nothing: 5 per user, 8 for everybody, one decision
+    """Several limits, all or nothing: 5 per user, 8 for all users, one decision
 
     A request that the shared limit refuses is not charged to the user either.
     """
@@ -83,7 +83,7 @@ def _hold_and_settle(show: _Show) -> None:
     """
     limiter = Limiter(token_bucket("1000/minute"), clock=FakeClock())
     with limiter.hold("model", 800) as hold:
-        show.say(f"   held 800: {limiter.check('model', 0).remaining} left for others meanwhile")
+        show.say(f"   held 800: {limiter.check('model', 0).remaining} left for others")
         hold.settle(300)
     show.say(f"   settled at 300: {limiter.check('model', 0).remaining} left")
     try:
@@ -128,7 +128,7 @@ def _shared_file(show: _Show) -> None:
 
 
 def _speed(show: _Show) -> None:
-    """And it is quick"""
+    """Speed"""
     limiter = Limiter(token_bucket("1000000000/s"), store=MemoryStore(), name="speed")
     count = 100_000
     clock = SteadyClock()
@@ -145,7 +145,7 @@ _SCENES = (_steady_stream, _edge_burst, _all_or_nothing, _hold_and_settle, _wait
 
 
 class _Show(Style):
-    """How the tour looks."""
+    """Output of the tour."""
 
     def __init__(self, say: Say, clock: Clock) -> None:
         super().__init__(sys.stdout)
@@ -156,35 +156,3 @@ class _Show(Style):
     def decision(self, text: str, decision: Decision) -> None:
         mark = self.green("✓") if decision else self.red("✗")
         self.say(f"   {mark} {text}")
-
-    def admitted(self, filled: int, width: int) -> str:
-        return self.green("█" * filled) + self.dim("░" * (width - filled))
-
-
-class _Chart:
-    """Columns of decisions, admitted ones filled: drawn as they come on a terminal, at the end elsewhere."""
-
-    def __init__(self, show: _Show) -> None:
-        self._show = show
-        self._columns: list[tuple[int, int]] = []
-
-    def column(self, decisions: list[Decision]) -> None:
-        self._columns.append((sum(map(bool, decisions)), len(decisions)))
-        if self._show.coloured:
-            self._draw()
-            height = max(asked for _, asked in self._columns)
-            self._show.say(f"\x1b[{height + 1}A")
-
-    def finish(self) -> None:
-        self._draw()
-        admitted = sum(a for a, _ in self._columns)
-        asked = sum(n for _, n in self._columns)
-        self._show.say(f"   {admitted} of {asked} admitted")
-
-    def _draw(self) -> None:
-        for level in range(max(asked for _, asked in self._columns), 0, -1):
-            cells = (
-                self._show.green("█") if level <= admitted else self._show.dim("░") if level <= asked else " "
-                for admitted, asked in self._columns
-            )
-            self._show.say("   " + "".join(cells))

@@ -12,9 +12,11 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from headgate import ConfigError, HeadgateError
 from headgate.observe import RedactingFilter, redact
-from headgate_server.hosting import serve, serve_with_workers
+from headgate_server.hosting import listen, serve, serve_in_worker, url_of
+from headgate_server.supervisor import MAX_WORKERS, WorkersFailed, run_workers
+from headgate_server.worker import Worker
 
-MOST_WORKERS = 256
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,13 +98,22 @@ class Program(Generic[S]):
         port = settings.port if port is None else port
         if app is not None:
             return serve(app, host, port, access_log=self.access_log)
-        return serve_with_workers(
-            f"{self.place}.make_worker", host, port, workers, access_log=self.access_log
-        )
+        return self._serve_with_workers(host, port, workers)
 
-    def make_worker(self) -> Any:
-        """Configure logging and return the application; called in each worker process."""
-        return self.create_app(self._prepare())
+    def _serve_with_workers(self, host: str, port: int, workers: int) -> int:
+        try:
+            listener = listen(host, port)
+            message = f"running on {url_of(listener)} with {workers} workers"
+            function = f"{self.place}.serve_worker"
+            run_workers(function, [], listener, workers, lambda: logger.info(message))
+        except HeadgateError as error:
+            print(redact(str(error)), file=sys.stderr)
+            return 3 if isinstance(error, WorkersFailed) else 2
+        return 0
+
+    def serve_worker(self, worker: Worker) -> int:
+        """Serve in one of several processes, and return the exit code."""
+        return serve_in_worker(self.create_app(self._prepare()), worker, access_log=self.access_log)
 
     def _prepare(self) -> S:
         settings = self.load()
@@ -121,7 +132,7 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 def _check_workers(workers: int, in_memory: str) -> None:
-    if not 1 <= workers <= MOST_WORKERS:
-        raise ConfigError(f"--workers: must be from 1 to {MOST_WORKERS}")
+    if not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"--workers: must be from 1 to {MAX_WORKERS}")
     if workers > 1 and in_memory:
         raise ConfigError(f"--workers: {workers} processes would each count for themselves: {in_memory}")

@@ -46,7 +46,7 @@ def run_all(host: str | None = None) -> int:
         host: The address that all of them listen on, instead of their settings.
 
     Raises:
-        DemoError: A port is taken; the message names it.
+        PortTaken: A port is taken; the message names it.
     """
     from headgate_services.demo.all_services import run
 

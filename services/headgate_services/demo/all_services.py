@@ -16,7 +16,8 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 
 from headgate import HeadgateError
 from headgate.observe import redact
-from headgate_services.demo.hosting import Hosted, StopSignals, listen
+from headgate_server.hosting import listen
+from headgate_services.demo.hosting import Hosted, StopSignals
 from headgate_services.demo.services import PORTS, make_service
 from headgate_services.petitions.logs import configure_logging
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -17,14 +16,12 @@ from typing import Any
 
 import uvicorn
 
-from headgate_server.hosting import configuration
+from headgate_server.hosting import MAX_PORT, PortTaken, configuration, listen, url_of
 from headgate_services.demo import DemoError
 
 _GOODBYE_SECONDS = 2  # for requests in progress
 _POLL_SECONDS = 0.01
-_LAST_PORT = 65_535
 _NEXT_PORTS = 100  # number of ports that are tried before any will do
-_UNAVAILABLE = (errno.EADDRINUSE, errno.EACCES)
 
 
 class Hosted:
@@ -125,10 +122,6 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL)
 
 
-class PortTaken(DemoError):
-    """Another program listens there, or only root may."""
-
-
 def listen_near(host: str, port: int, reserved: Collection[int] = ()) -> socket.socket:
     """Listen on a port or, if it is taken, on one of the next.
 
@@ -138,46 +131,12 @@ def listen_near(host: str, port: int, reserved: Collection[int] = ()) -> socket.
         reserved: Ports that other applications will ask for.
 
     Raises:
-        DemoError: The address does not exist.
+        ConfigError: The address does not exist.
     """
-    following = range(port + 1, min(port + _NEXT_PORTS, _LAST_PORT + 1)) if port else ()
+    following = range(port + 1, min(port + _NEXT_PORTS, MAX_PORT + 1)) if port else ()
     for candidate in (port, *(each for each in following if each not in reserved)):
         try:
             return listen(host, candidate)
         except PortTaken:
             continue
     return listen(host, 0)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Listen on exactly this port.
-
-    Raises:
-        PortTaken: It is not available.
-        DemoError: The address does not exist.
-    """
-    if not 0 <= port <= _LAST_PORT:
-        raise DemoError(f"{port} is not a port; they go from 0 to {_LAST_PORT}")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise DemoError(f"cannot listen on {host!r}: {error}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Ignore closed connections of an earlier demo; a demo that still listens keeps the port.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno in _UNAVAILABLE:
-            raise PortTaken(f"port {port} on {host} is taken") from error
-        raise DemoError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return the HTTP address of a socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -6,6 +6,7 @@ batches (httpx 0.28, two cores shared with the server).
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,7 +19,7 @@ from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Conversation
+from headgate.stores.remote.peer import PENDING, Conversation, Receiver
 from headgate.stores.remote.wakeup import WakeUp
 
 MOST_BYTES = 32_768
@@ -45,8 +46,8 @@ class ServerPeer:
     def connect(self, seconds: float) -> HttpWire:
         return HttpWire(self._endpoint, seconds)
 
-    async def connect_async(self, seconds: float) -> AsyncHttpWire:
-        return AsyncHttpWire(self._endpoint)
+    async def connect_async(self, seconds: float, receiver: Receiver) -> AsyncHttpWire:
+        return AsyncHttpWire(self._endpoint, receiver)
 
     def failure(self, cause: BaseException) -> StoreError:
         error = self._endpoint.error(cause)
@@ -127,27 +128,54 @@ class HttpWire:
 class AsyncHttpWire:
     """A connection for tasks."""
 
-    def __init__(self, endpoint: ServerEndpoint) -> None:
+    def __init__(self, endpoint: ServerEndpoint, receiver: Receiver) -> None:
         self._endpoint = endpoint
+        self._receiver: Receiver | None = receiver
         self._transport: httpx.AsyncBaseTransport = endpoint.async_transport()
+        self._exchanging: asyncio.Task[Response] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
-    async def is_over(self) -> bool:
+    def is_over(self) -> bool:
         return False  # httpx handles this
 
     def send(self, message: HttpRequest) -> None:
-        self._request = self._endpoint.packed(message, None)
+        request = self._endpoint.packed(message, None)
+        self._exchanging = asyncio.get_running_loop().create_task(self._exchange(request))
+        self._exchanging.add_done_callback(self._on_end)
 
-    async def receive(self) -> Response:
-        response = await self._transport.handle_async_request(self._request)
+    def close(self) -> None:
+        self._receiver = None
+        self._closing = asyncio.get_running_loop().create_task(self._close())
+
+    async def wait_closed(self) -> None:
+        if self._closing is not None:
+            await self._closing
+
+    async def _exchange(self, request: httpx.Request) -> Response:
+        response = await self._transport.handle_async_request(request)
         try:
             await response.aread()
         finally:
             await response.aclose()
         return unpacked(response)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
+        if self._exchanging is not None:
+            self._exchanging.cancel()
+            await asyncio.wait([self._exchanging])
         if not self._endpoint.is_transport_given:
             await self._transport.aclose()
+
+    def _on_end(self, exchanging: asyncio.Task[Response]) -> None:
+        cause: BaseException | None = InterruptedError("a task of the event loop was cancelled during a call")
+        if not exchanging.cancelled():
+            cause = exchanging.exception()
+        if self._receiver is None:
+            return  # closed
+        if cause is not None:
+            self._receiver.lose(cause)
+        else:
+            self._receiver.receive(exchanging.result())
 
 
 def stream_events(endpoint: ServerEndpoint, seconds: float) -> Iterator[tuple[str, Any]]:

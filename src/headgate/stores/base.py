@@ -26,7 +26,7 @@ from headgate.algorithms.base import Receipts as Receipts
 from headgate.clock import Clock, to_microseconds
 from headgate.costs import Costs, check_whole
 from headgate.decision import UNLIMITED, Decision
-from headgate.errors import ConfigError, CostTooHigh, StoreConflict
+from headgate.errors import ConfigError, CostTooHigh, StoreConflict, StoreUnavailable
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS, Quota, Quotas
 from headgate.rules import DEFAULT_BUCKETS, Rule
@@ -363,68 +363,65 @@ def check_deadline(seconds: float) -> float:
     return float(seconds)
 
 
-class CountedLock(type(threading.RLock())):  # type: ignore[misc]
-    """An `RLock` for Python before 3.11.6 and 3.12.1, whose recursion count is only in its `repr`."""
-
-    def _recursion_count(self) -> int:
-        return int(repr(self).partition(" count=")[2].split()[0]) if self._is_owned() else 0
-
-
-HAS_COUNT = hasattr(threading.RLock(), "_recursion_count")
-new_rlock: Callable[[], Any] = threading.RLock if HAS_COUNT else CountedLock
-"""Creates a lock for `while_locked`."""
-
-
 def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
-    """Return the result of a call while a lock is held; release the lock even if a signal handler raises at any point.
+    """Return the result of a call while an `RLock` is held; release it even if a signal handler raises at any point.
 
     A `with` statement does not release it if the handler raises before its block begins, which is possible since
     Python 3.14.
+
+    Raises:
+        StoreUnavailable: This thread holds the lock already.
     """
-    taken = lock._recursion_count()
+    if lock._is_owned():  # a private method, also used by `threading.Condition`
+        raise StoreUnavailable(REENTERED)
     try:
         lock.acquire()
         result = work(*args)
         lock.release()
     except BaseException:
-        release_down_to(lock, taken)
+        release_if_owned(lock)
         raise
     return result
 
 
-def release_down_to(lock: Any, taken: int) -> None:
-    """Release a lock until this thread has acquired it `taken` times."""
-    while lock._recursion_count() > taken:
+def release_if_owned(lock: Any) -> None:
+    """Release a lock if this thread holds it."""
+    if lock._is_owned():
         lock.release()
 
 
 class HeldInForks:
-    """Holds the lock of a store during forks, because a lock of another thread would stay locked in the child."""
+    """Holds the lock of a store during forks, because a lock of another thread would stay locked in the child.
+
+    The forking thread may hold the lock already, if a signal handler forks during a call. Then both processes continue
+    that call.
+    """
 
     def __init__(self) -> None:
-        self._taken: dict[int, int] = {}  # by forking thread: the recursion count before the fork
+        self._holders: set[int] = set()  # threads that acquired the lock for a fork
 
     def before(self, lock: Any) -> None:
-        """Acquire the lock; a repeated call keeps the recursion count of the first."""
-        self._taken.setdefault(threading.get_ident(), lock._recursion_count())
-        lock.acquire()
+        """Acquire the lock."""
+        if not lock._is_owned():
+            self._holders.add(threading.get_ident())
+            lock.acquire()
 
     def after_in_parent(self, lock: Any) -> None:
-        """Restore the recursion count from before the fork."""
-        if (taken := self._taken.get(threading.get_ident())) is not None:
-            release_down_to(lock, taken)
-            del self._taken[threading.get_ident()]
+        """Release the lock, unless the thread held it before the fork."""
+        if threading.get_ident() in self._holders:
+            release_if_owned(lock)
+            self._holders.discard(threading.get_ident())
 
-    def after_in_child(self, lock: Any, new_lock: Callable[[], Any]) -> Any:
+    def after_in_child(self, lock: Any) -> Any:
         """Return the lock for the child: the same lock if this thread owns it, else a new one.
 
-        This thread may be inside a call that holds the lock, or a signal handler may have forked while it waits for it.
+        A call under a signal handler that forked may wait for the same lock.
         """
-        if lock._is_owned():  # a private method, also used by `threading.Condition`
-            release_down_to(lock, self._taken.get(threading.get_ident(), 0))
-        else:
-            lock = new_lock()
-        self._taken.clear()
+        if not lock._is_owned():
+            lock = threading.RLock()
+        elif threading.get_ident() in self._holders:
+            lock.release()
+        self._holders.clear()
         return lock
 
 

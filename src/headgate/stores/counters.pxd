@@ -4,7 +4,7 @@ cimport cython
 from cpython cimport time
 from libc.stdint cimport int64_t
 
-from headgate.decision cimport Decision, joined, new_decision
+from headgate.decision cimport Decision, decision_of, new_decision
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
@@ -14,7 +14,6 @@ cdef int64_t GRACE_US, NEVER
 cdef class Counters:
     cdef readonly object clock
     cdef public object lock
-    cdef public bint busy
     cdef readonly bint is_usual
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
     cdef public int64_t births
@@ -22,7 +21,6 @@ cdef class Counters:
     cpdef int64_t now(self) except? -1
     @cython.locals(table=Table)
     cdef make_room(self)
-    cpdef _alone(self, work, tuple args)
 
 cdef class Table:
     cdef Counters counters
@@ -49,16 +47,17 @@ cdef class Slot:
     cdef Table table
     cdef MeterState state
     cdef object key
-    cdef int64_t cost, used, birth, empty_at
-    @cython.locals(meter=Meter, cost=int64_t, used=int64_t, retry_after=int64_t, reset_after=int64_t, is_free=bint,
-                   excess=int64_t, empty_at=int64_t, remaining=int64_t)
-    cdef Decision decision(self, tuple names, int64_t at, bint admitted, bint charged)
+    cdef bint is_free
+    cdef int64_t cost, used, empty_at, remaining, retry_after, reset_after
+    @cython.locals(meter=Meter, cost=int64_t, used=int64_t, excess=int64_t, free_at=int64_t, empty_at=int64_t)
+    cdef judge(self, int64_t at, bint admitted, bint charged)
+    cdef tuple fields(self)
 
 cdef class MemoryGate:
     cdef readonly Counters counters
     cdef readonly str limiter
     cdef readonly tuple names, scopes, rules, own
-    cdef readonly bint has_one_rule, is_plain
+    cdef readonly bint is_plain
     cdef readonly int named
     cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
@@ -68,17 +67,14 @@ cdef class MemoryGate:
                    slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, used=int64_t)
     cdef tuple decide_alone(self, Request request, tuple slots, tuple keys, int64_t units)
     @cython.locals(slot=Slot)
-    cdef Decision decision(self, tuple slots, int64_t at, bint admitted, bint charged)
+    cdef Decision decision(self, tuple slots)
     @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
     @cython.locals(counters=Counters, slot=Slot, state=MeterState, room=int64_t, overflowed=bint, admitted=bint)
     cdef bint find_room(self, tuple slots, int64_t at) except -1
-    cdef tuple charge(self, tuple slots, int64_t at, now, bint holds)
     @cython.locals(slot=Slot, meter=Meter, table=Table, state=MeterState, cost=int64_t, birth=int64_t, receipts=list,
                    counters=Counters, charged=bint)
-    cdef tuple charge_each(self, tuple slots, int64_t at, now, bint holds)
-    @cython.locals(slot=Slot, meter=Meter, state=MeterState)
-    cdef undo(self, tuple slots, int64_t at)
+    cdef tuple charge(self, tuple slots, int64_t at, now, bint holds)
     @cython.locals(slot=Slot)
     cdef record(self, tuple slots, int64_t at, now)
     @cython.locals(slot=Slot, is_free=bint, admitted=bint)

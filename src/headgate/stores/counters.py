@@ -4,7 +4,7 @@
 also compiled, with the types in `counters.pxd`.
 
 The lock is reentrant, but a call is not: a signal handler, a `__del__` or a weak reference's callback may interrupt a call
-on its thread. If it calls the store, the inner call raises an error (`Counters.busy`).
+on its thread. If it calls the store, the inner call raises an error.
 
 States expire without a thread: every eighth new key checks sixteen old keys and drops expired states. Live keys are never
 dropped. If the store is full, new keys of a rule share one overflow state, with the rule's quota, until that state has
@@ -14,6 +14,7 @@ expired.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from headgate._checks import refuse_pickling
 from headgate.algorithms import Algorithm, Receipt, State
 from headgate.clock import Clock, SteadyClock, reading
 from headgate.costs import Costs
-from headgate.decision import Decision, Fields, joined, new_decision
+from headgate.decision import Decision, Fields, decision_of, new_decision
 from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
@@ -37,8 +38,7 @@ from headgate.stores.base import (
     Receipts,
     Tiers,
     check_costs,
-    new_rlock,
-    release_down_to,
+    release_if_owned,
     while_locked,
 )
 from headgate.stores.meters import Meter, MeterState, meter_for
@@ -73,7 +73,6 @@ class Counters:
 
     Attributes:
         lock: Held during every call.
-        busy: Whether a call is in progress; if a thread that holds the lock finds it set, it is inside that call.
         keys: Number of states.
         max_keys: Maximum number of states.
         overflowed: Number of calls that were counted in an overflow state.
@@ -89,18 +88,13 @@ class Counters:
         self.keys: int = 0
         self.overflowed: int = 0
         self.tables: dict[tuple[str, str], Table] = {}
-        self.lock: Any = new_rlock()
-        self.busy: bool = False
+        self.lock: Any = threading.RLock()
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
     def after_fork_in_child(self, forks: HeldInForks) -> None:
-        """Choose new births, because parent and child would otherwise produce the same ones.
-
-        If the forking thread is inside a call, that call continues.
-        """
+        """Choose new births, because parent and child would otherwise produce the same ones."""
         self.births = random.SystemRandom().randrange(1, MAX_UNITS)
-        self.lock = forks.after_in_child(self.lock, new_rlock)
-        self.busy = self.busy and self.lock._is_owned()
+        self.lock = forks.after_in_child(self.lock)
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""
@@ -119,17 +113,7 @@ class Counters:
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
         """Return the result of a function that runs exclusively."""
-        result: T = while_locked(self.lock, self._alone, work, args)
-        return result
-
-    def _alone(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-        if self.busy:
-            raise StoreUnavailable(REENTERED)
-        self.busy = True
-        try:
-            return work(*args)
-        finally:
-            self.busy = False
+        return while_locked(self.lock, work, *args)
 
     def states(self) -> dict[tuple[tuple[str, str], object], State]:
         """Return all states in the form of the pure functions, by limiter and rule, and key."""
@@ -156,7 +140,7 @@ class Table:
     def __init__(self, counters: Counters, meter: Meter) -> None:
         self.counters: Counters = counters
         self.meter: Meter = meter
-        self.blank: MeterState = meter.new()
+        self.blank: MeterState = self.meter.new()
         """The state for decisions about new keys; it is never charged."""
         self.clear()
 
@@ -233,7 +217,10 @@ class Slot:
     A gate creates its slots once. Calls can share them, because they use them while they hold the store's lock.
     """
 
-    __slots__ = ("birth", "cost", "empty_at", "key", "meter", "place", "state", "table", "used")
+    __slots__ = (
+        *("cost", "empty_at", "is_free", "key", "meter", "place"),
+        *("remaining", "reset_after", "retry_after", "state", "table", "used"),
+    )
 
     def __init__(self, place: int, meter: Meter, table: Table) -> None:
         self.place: int = place
@@ -244,31 +231,37 @@ class Slot:
         self.key: PlainKey = ""
         self.cost: int = 0
         self.used: int = 0
-        self.birth: int = 0
         self.empty_at: int = NEVER
         """Time at which the count will be 0; set by a charge."""
+        self.is_free: bool = True
+        self.remaining: int = 0
+        self.retry_after: int = NEVER
+        self.reset_after: int = NEVER
 
-    def decision(self, names: tuple[str, ...], at: int, admitted: bool, charged: bool) -> Decision:
-        """Return the decision of this rule.
+    def judge(self, at: int, admitted: bool, charged: bool) -> None:
+        """Set the verdict of this rule.
 
         `admitted`: whether all rules admit the units; `charged`: whether they were charged already.
         """
         meter, cost, used = self.meter, self.cost, self.used
-        is_free, retry_after = True, NEVER
+        self.is_free = True
+        self.retry_after = NEVER
         if not admitted:
             excess = used + cost * meter.part - meter.most
             if cost and excess > 0:
-                is_free = False
-                retry_after = meter.free_at(self.state, at, excess)
-                if retry_after != NEVER:
-                    retry_after -= at
+                self.is_free = False
+                free_at = meter.free_at(self.state, at, excess)
+                self.retry_after = NEVER if free_at == NEVER else free_at - at
             cost = 0
         empty_at = self.empty_at if charged and cost else meter.empty_at(self.state, at, used, cost)
-        reset_after = NEVER if empty_at == NEVER else empty_at - at
-        remaining = (meter.most - used) // meter.part - cost
-        if remaining < 0:
-            remaining = 0
-        return new_decision(names, is_free, meter.limit, remaining, retry_after, reset_after)
+        self.reset_after = NEVER if empty_at == NEVER else empty_at - at
+        self.remaining = max(0, (meter.most - used) // meter.part - cost)
+
+    def fields(self) -> Fields:
+        """Return the verdict as plain values."""
+        retry_after = None if self.retry_after == NEVER else self.retry_after
+        reset_after = None if self.reset_after == NEVER else self.reset_after
+        return self.is_free, self.meter.limit, self.remaining, retry_after, reset_after
 
 
 class MemoryGate:
@@ -278,7 +271,6 @@ class MemoryGate:
         self.counters: Counters = counters
         self.limiter = limiter
         self.rules = rules
-        self.has_one_rule: bool = len(rules) == 1
         self.names: tuple[str, ...] = tuple([rule.name for rule in rules])
         scopes = [rule.scope for rule in rules]
         self.is_plain: bool = all(scope is None for scope in scopes)
@@ -317,13 +309,14 @@ class MemoryGate:
             slots = self.tiers.of(tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         lock = self.counters.lock  # a local variable, because a fork during the call replaces the lock
-        taken = lock._recursion_count()
+        if lock._is_owned():
+            raise StoreUnavailable(REENTERED)
         try:  # like `while_locked`, but without its call
             lock.acquire()
             answer = self.decide_alone(request, slots, keys, units)
             lock.release()
         except BaseException:
-            release_down_to(lock, taken)
+            release_if_owned(lock)
             raise
         return answer
 
@@ -336,58 +329,54 @@ class MemoryGate:
         is one function, because in plain Python every further call takes 2 % of the time.
         """
         operation, now, counters = request.operation, request.now, self.counters
-        if counters.busy:
-            raise StoreUnavailable(REENTERED)
-        counters.busy = True
-        try:
-            key, has_new, admitted = request.key, False, True
-            at = counters.now() if now is None else now
-            for slot in slots:
-                if keys is not None:
-                    key = keys[slot.place]
-                slot.key = key  # type: ignore[assignment]  # a plain key
-                slot.cost = units if units >= 0 else request.cost[slot.place]
-                meter, table = slot.meter, slot.table
-                shard = table.shards[hash(key) & LAST_SHARD]
-                state = shard.get(key)  # type: ignore[arg-type]
-                if state is None:
-                    has_new, used = True, 0
-                    state = table.blank
-                else:
-                    used = meter.used(state, at)
-                if slot.cost and used + slot.cost * meter.part > meter.most:
-                    admitted = False
-                # Last: if a loop inside `try` ended with an `if`, its jump back would be outside of it on Python 3.12, 3.13.
-                slot.state = state
-                slot.used = used
-            if has_new and (counters.overflowed or counters.max_keys - counters.keys < len(slots)):
-                admitted = self.find_room(slots, at)
-            if request.replaces is not None:
-                return self.move(request, slots, at)
-            holds, charged = False, admitted
-            if operation != "hit":  # first, because it is the most frequent
-                if operation == "peek":
-                    charged = False
-                elif operation == "record":
-                    self.record(slots, at, now)
-                    return RECORDED
-                else:
-                    holds = True
-            receipts = self.charge(slots, at, now, holds) if charged else None
-            if self.has_one_rule:
-                slot = slots[0]
-                return slot.decision(self.names, at, admitted, charged), receipts
-            return self.decision(slots, at, admitted, charged), receipts
-        finally:
-            counters.busy = False
+        key, has_new, admitted = request.key, False, True
+        at = counters.now() if now is None else now
+        for slot in slots:
+            if keys is not None:
+                key = keys[slot.place]
+            slot.key = key  # type: ignore[assignment]  # a plain key
+            slot.cost = units if units >= 0 else request.cost[slot.place]
+            meter, table = slot.meter, slot.table
+            shard = table.shards[hash(key) & LAST_SHARD]
+            state = shard.get(key)  # type: ignore[arg-type]
+            if state is None:
+                has_new, used = True, 0
+                state = table.blank
+            else:
+                used = meter.used(state, at)
+            slot.state = state
+            slot.used = used
+            if slot.cost and used + slot.cost * meter.part > meter.most:
+                admitted = False
+        if has_new and (counters.overflowed or counters.max_keys - counters.keys < len(slots)):
+            admitted = self.find_room(slots, at)
+        if request.replaces is not None:
+            return self.move(request, slots, at)
+        holds, charged = False, admitted
+        if operation != "hit":  # first, because it is the most frequent
+            if operation == "peek":
+                charged = False
+            elif operation == "record":
+                self.record(slots, at, now)
+                return RECORDED
+            else:
+                holds = True
+        receipts = self.charge(slots, at, now, holds) if charged else None
+        for slot in slots:
+            slot.judge(at, admitted, charged)
+        return self.decision(slots), receipts
 
-    def decision(self, slots: tuple[Slot, ...], at: int, admitted: bool, charged: bool) -> Decision:
+    def decision(self, slots: tuple[Slot, ...]) -> Decision:
         """Return the joint decision of all rules.
 
         If another rule refuses, the figures of an admitting rule are those without this call.
         """
-        # Not in `ask_alone`: on Python 3.11 a comprehension there would make every call slower (closure cells).
-        return joined([slot.decision(self.names, at, admitted, charged) for slot in slots])
+        if len(slots) > 1:
+            return decision_of(self.names, tuple([slot.fields() for slot in slots]))
+        slot = slots[0]
+        return new_decision(
+            self.names, slot.is_free, slot.meter.limit, slot.remaining, slot.retry_after, slot.reset_after
+        )
 
     def keys_of(self, key: Key | None) -> tuple[PlainKey, ...]:
         """Return the key of each rule: a fast path for mappings of text, else `pick`."""
@@ -428,15 +417,10 @@ class MemoryGate:
         return admitted
 
     def charge(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
-        """Charge every rule; return receipts if it is a hold and any rule was charged."""
-        try:
-            return self.charge_each(slots, at, now, holds)
-        except BaseException:  # a signal handler raised, or MemoryError
-            self.undo(slots, at)
-            raise
+        """Charge every rule; return receipts if it is a hold and any rule was charged.
 
-    def charge_each(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
-        """Like `charge`, but if it raises, some rules may be charged and others not."""
+        A signal handler that raises here may leave some rules charged.
+        """
         receipts: list[tuple[object, Receipt]] | None = [] if holds else None
         counters, charged = self.counters, False
         for slot in slots:
@@ -448,7 +432,6 @@ class MemoryGate:
             charged = True
             birth = counters.births + 1
             counters.births = birth
-            slot.birth = birth
             if receipts is not None:
                 receipt = meter.receipt(state, at, slot.used, cost, birth)
                 receipts.append((OVERFLOW if state is table.overflow else slot.key, receipt))
@@ -459,14 +442,6 @@ class MemoryGate:
             if now is not None or table.kept:
                 table.set_expiry(state, now)
         return tuple(receipts) if receipts is not None and charged else None
-
-    def undo(self, slots: tuple[Slot, ...], at: int) -> None:
-        """Give back units that were charged before the call was interrupted."""
-        for slot in slots:
-            meter, state = slot.meter, slot.state
-            if state is not slot.table.blank and meter.used(state, at) > slot.used:
-                receipt = meter.receipt(state, at, slot.used, slot.cost, slot.birth)
-                meter.refund(state, receipt, slot.cost, at)
 
     def record(self, slots: tuple[Slot, ...], at: int, now: int | None) -> None:
         """Count used units, even beyond the limits."""
@@ -507,7 +482,8 @@ class MemoryGate:
             if verdict is not None:  # another rule refuses: show the figures without this call
                 slot.cost = 0
                 slot.used = slot.meter.used(slot.state, at)
-            fields.append(slot.decision(self.names, at, admitted, False).fields[0])
+            slot.judge(at, admitted, False)
+            fields.append(slot.fields())
         decision = Decision.make(self.names, fields)
         if not admitted:
             return decision, None

@@ -11,12 +11,13 @@ A forked process inherits the handles. Its store connects again, and closing it 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
 from headgate._fork import watch
-from headgate.stores.base import new_rlock, while_locked
+from headgate.stores.base import while_locked
 
 
 class StoreEntry:
@@ -29,7 +30,7 @@ class StoreEntry:
         self.handles = 0
 
 
-_lock: Any = watch(new_rlock())
+_lock: Any = watch(threading.RLock())
 _entries: WeakValueDictionary[str, StoreEntry] = WeakValueDictionary()
 
 

@@ -20,7 +20,7 @@ from headgate._checks import is_number
 from headgate._fork import watch
 from headgate.clock import Clock, WallClock, check_clock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
-from headgate.stores.base import REENTERED, Closing, Guarantees, HeldInForks, new_rlock, while_locked
+from headgate.stores.base import Closing, Guarantees, HeldInForks, while_locked
 
 __all__ = ["switch_to_wal"]
 
@@ -58,8 +58,7 @@ class SQLiteFile(Closing):
             raise ConfigError(f"timeout= is seconds, from 0 to {_LONGEST_TIMEOUT}, not {timeout!r}")
         self.timeout = timeout
         self.clock: Clock = check_clock(clock) or WallClock()
-        self._lock: Any = new_rlock()
-        self._busy = False
+        self._lock: Any = threading.RLock()
         self._forks = HeldInForks()
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
@@ -110,17 +109,11 @@ class SQLiteFile(Closing):
             raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
-        if self._busy:
-            raise StoreUnavailable(f"SQLite at {self.path}: {REENTERED}")
-        self._busy = True
-        try:
-            # `with` ends the transaction in C code, so a signal handler that raises (Ctrl-C, a soft time-out) cannot
-            # interrupt it and leave the file locked.
-            with self._connection or self._connect() as connection:
-                connection.execute(begin)
-                return work(connection)
-        finally:
-            self._busy = False
+        # `with` ends the transaction in C code, so a signal handler that raises (Ctrl-C, a soft time-out) cannot
+        # interrupt it and leave the file locked.
+        with self._connection or self._connect() as connection:
+            connection.execute(begin)
+            return work(connection)
 
     def _connect(self) -> sqlite3.Connection:
         if self.is_closed:
@@ -194,8 +187,7 @@ class SQLiteFile(Closing):
         self._forks.after_in_parent(self._lock)
 
     def after_fork_in_child(self) -> None:
-        self._lock = self._forks.after_in_child(self._lock, new_rlock)
-        self._busy = False
+        self._lock = self._forks.after_in_child(self._lock)
         if self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None

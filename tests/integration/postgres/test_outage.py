@@ -30,6 +30,7 @@ from headgate.outage.policies import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
 from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW
+from headgate.stores.remote.peer import Receiver
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
 from tests.integration.deadlines import PATIENCE, Deadlines
@@ -273,9 +274,9 @@ async def test_a_lost_connection_leaves_the_number_of_its_file_alone(
     wires: list[PostgresWire] = []
     begin = AsyncPostgresWire.__init__
 
-    def seen(self: AsyncPostgresWire, wire: PostgresWire) -> None:
+    def seen(self: AsyncPostgresWire, wire: PostgresWire, receiver: Receiver) -> None:
         wires.append(wire)
-        begin(self, wire)
+        begin(self, wire, receiver)
 
     monkeypatch.setattr(AsyncPostgresWire, "__init__", seen)
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:

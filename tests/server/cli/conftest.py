@@ -1,4 +1,4 @@
-"""What the tests of the command share."""
+"""Fixtures for tests of the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OnTerminal = Callable[..., tuple[int, str]]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to be in, and an environment that says nothing to the command."""
+    """An empty working directory, and an environment without settings of the command."""
     monkeypatch.chdir(tmp_path)
     for name in ("HEADGATE_TOKEN", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -39,13 +39,13 @@ def write_policy(here: Path) -> WritePolicy:
 
 @pytest.fixture
 def server() -> Iterator[Stub]:
-    """A stand-in for the server."""
+    """A stub of the server."""
     with serving() as stub:
         yield stub
 
 
 class Terminal(io.StringIO):
-    """What is written to a terminal."""
+    """A stream that is a terminal."""
 
     encoding = "utf-8"  # type: ignore[assignment]  # StringIO has none
 
@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> OnTerminal:
-    """A function that runs the command on a terminal, and returns its exit code and output."""
+    """A function that runs the command on a terminal and returns its exit code and output."""
     monkeypatch.setenv("TERM", "xterm")
 
     def run(*arguments: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""A stand-in for the server, as far as the command asks it: canned answers over real HTTP, and what was asked."""
+"""A stub of the server: fixed answers over HTTP, and a record of the requests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Asked(NamedTuple):
 
 
 class Stub:
-    """What the stand-in answers by path, and what it was asked.
+    """Answers by path, and the requests so far.
 
     Attributes:
-        answers: By path: status and body. Text is sent as it is, everything else as JSON.
+        answers: By path: status and body. Text is sent unchanged, everything else as JSON.
         asked: All requests so far.
     """
 
@@ -35,7 +35,7 @@ class Stub:
 
 @contextmanager
 def serving() -> Iterator[Stub]:
-    """Run a stand-in on a free port of the loopback interface."""
+    """Run a stub on a free port of the loopback interface."""
     stub = Stub()
 
     class Handler(BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ def serving() -> Iterator[Stub]:
             self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         stub.url = f"http://127.0.0.1:{server.server_port}"

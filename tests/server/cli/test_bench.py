@@ -1,4 +1,4 @@
-"""`bench`: a line for every store, nothing left behind."""
+"""`bench`: a line for every store, and no remaining counts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def test_memory_and_sqlite_are_always_measured(capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in lines] == ["memory", "sqlite"]
     assert all(re.fullmatch(LINE, line) for line in lines)
     assert error.splitlines() == [
-        "4 tasks at once, one rule, 0.05 s for each store, this machine only",
+        "4 concurrent tasks, one rule, 0.05 s per store",
     ]
 
 
-def test_its_file_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_sqlite_file_is_deleted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(QUICK) == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stores_of_the_policy_and_named_ones_are_measured_once_and_left_as_they_were(
+def test_given_stores_are_measured_once_and_left_unchanged(
     write_policy: WritePolicy, headgate_redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(
@@ -54,7 +54,7 @@ def test_stores_of_the_policy_and_named_ones_are_measured_once_and_left_as_they_
     connection.close()
 
 
-def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_measured(
+def test_an_unreachable_store_is_reported_and_the_others_are_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*QUICK, "--store", "redis://ada:s3cret@127.0.0.1:1/0"]) == 1
@@ -66,7 +66,7 @@ def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_measured(
     assert "s3cret" not in output + error
 
 
-async def test_a_store_that_fails_in_between_is_told_by_its_own_error(
+async def test_an_error_during_the_measurement_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(*_: object) -> None:
@@ -77,17 +77,17 @@ async def test_a_store_that_fails_in_between_is_told_by_its_own_error(
         await stores.measure("memory://", 1, 3)
 
 
-async def test_every_task_decides_also_if_the_time_was_over_before_it_began() -> None:
+async def test_every_task_decides_at_least_once() -> None:
     assert (await stores.measure("memory://", 0, 2)).decisions == 2
 
 
-async def test_it_counts_what_was_decided() -> None:
+async def test_all_decisions_are_counted() -> None:
     measured = await stores.measure("memory://", 0.01, 2)
     assert measured.decisions == len(measured.latencies) >= 2
     assert measured.latencies == sorted(measured.latencies)
 
 
-def test_percentiles_are_of_the_decisions() -> None:
+def test_percentiles() -> None:
     measured = stores.Measured(100, 1.0, [1_000 * number for number in range(1, 101)])
     assert (measured.percentile(50), measured.percentile(99)) == (50, 99)
 
@@ -102,7 +102,7 @@ def test_percentiles_are_of_the_decisions() -> None:
         ["--tasks", "10001"],
     ],
 )
-def test_it_takes_a_bounded_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_seconds_and_tasks_are_bounded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["bench", *arguments])
     assert "headgate: argument --" in capsys.readouterr().err

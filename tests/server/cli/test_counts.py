@@ -1,4 +1,4 @@
-"""`inspect` and `reset` by the stores of a policy file: real SQLite files and a real Redis."""
+"""`inspect` and `reset` with the stores of a policy file: SQLite files and Redis."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def store(write_policy: WritePolicy) -> Iterator[SQLiteStore]:
 
 
 def limiter(store: SQLiteStore, name: str) -> Limiter:
-    """Return a limiter of that policy, as a service would have it."""
+    """Return a limiter of that policy."""
     return Limiter(*parse_policy(POLICY).limiters[name].rules, name=name, store=store)
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
-    """Return what `inspect --json` says, by limiter and rule."""
+    """Return the result of `inspect --json`, by limiter and rule."""
     assert main(["inspect", *arguments, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["limiters"]
-    return {entry["name"]: {result["name"]: result for result in entry["results"]} for entry in told}
+    found = json.loads(capsys.readouterr().out)["limiters"]
+    return {entry["name"]: {result["name"]: result for result in entry["results"]} for entry in found}
 
 
-def test_inspect_shows_what_is_counted_and_charges_nothing(
+def test_inspect_shows_counts_and_charges_nothing(
     store: SQLiteStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limiter(store, "login").hit("alice", 3)
@@ -78,7 +78,7 @@ def test_inspect_shows_what_is_counted_and_charges_nothing(
         assert told["api"]["candidate"] == {**told["api"]["candidate"], "used": 0, "shadow": True}
 
 
-def test_inspect_shows_how_far_beyond_the_limit_and_when_it_frees(
+def test_inspect_shows_counts_above_the_limit_and_the_time_until_room(
     store: SQLiteStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limiter(store, "login").record("alice", 37)
@@ -92,14 +92,12 @@ def test_inspect_shows_how_far_beyond_the_limit_and_when_it_frees(
     assert bucket["frees_after"] == pytest.approx(18 * 8640, abs=60)
 
 
-def test_inspect_speaks_of_the_tier_and_of_overrides(
-    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_uses_the_tier_and_overrides(store: SQLiteStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspected(capsys, "alice", "--tier", "pro")["api"]["hourly"]["limit"] == 1000
     assert inspected(capsys, "vip")["api"]["hourly"]["limit"] == 5000
 
 
-def test_scopes_are_named_one_by_one(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_scope_has_its_key(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
     write_policy(
         'store.url = "sqlite:///limits.db"\n'
         "[limiters.one]\n"
@@ -120,11 +118,11 @@ def test_scopes_are_named_one_by_one(write_policy: WritePolicy, capsys: pytest.C
     assert both["all"]["per-hour-shared"]["limit"] == 8
     assert main(["inspect", "--scope", "user=42"]) == 0
     output = capsys.readouterr().out
-    assert "it counts by realm too: add --scope realm=…" in output
-    assert "it counts by plain keys: give KEY instead of --scope" in output
+    assert "it also counts by realm: add --scope realm=…" in output
+    assert "it counts by plain keys: use KEY instead of --scope" in output
 
 
-def test_the_picture_has_a_bar_and_times_for_every_rule(
+def test_inspect_prints_a_bar_and_times_for_every_rule(
     store: SQLiteStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limiter(store, "login").hit("alice", 5)
@@ -133,15 +131,15 @@ def test_the_picture_has_a_bar_and_times_for_every_rule(
     output = capsys.readouterr().out
     assert output.startswith("alice\n\nlogin  sqlite:///limits.db\n")
     assert re.search(
-        r"^  per-hour +█{20} +5/5  frees in (1 h|\d\d min)[^,]*, fresh in ", output, re.MULTILINE
+        r"^  per-hour +█{20} +5/5  room in (1 h|\d\d min)[^,]*, resets in ", output, re.MULTILINE
     )
-    assert re.search(r"^  hourly +█{10}░{10} +50/100  room now, fresh in 1 h", output, re.MULTILINE)
-    assert re.search(r"^  everyone \(everybody\) +█░{19} +50/1,000  ", output, re.MULTILINE)
-    assert re.search(r"^  candidate \(shadow\) +░{20} +0/2  room now, fresh$", output, re.MULTILINE)
+    assert re.search(r"^  hourly +█{10}░{10} +50/100  room now, resets in 1 h", output, re.MULTILINE)
+    assert re.search(r"^  everyone \(shared\) +█░{19} +50/1,000  ", output, re.MULTILINE)
+    assert re.search(r"^  candidate \(shadow\) +░{20} +0/2  room now, unused$", output, re.MULTILINE)
     assert "\x1b" not in output
 
 
-def test_units_places_and_calendars_are_named(
+def test_inspect_prints_units_concurrent_rules_and_calendars(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = parse_policy(
@@ -163,15 +161,17 @@ def test_units_places_and_calendars_are_named(
         limiter.hold("alice", {"tokens": 200})
     assert main(["inspect", "alice"]) == 0
     output = capsys.readouterr().out
-    assert re.search(r"^  tokens +█{20} +1,000/1,000 tokens  frees in ", output, re.MULTILINE)
-    place = r"^  in flight +█{20} +2/2 held  frees in [^,]* at most, fresh in .* at most$"
+    assert re.search(r"^  tokens +█{20} +1,000/1,000 tokens  room in ", output, re.MULTILINE)
+    place = r"^  in flight +█{20} +2/2 held  room in [^,]* at most, resets in .* at most$"
     assert re.search(place, output, re.MULTILINE)
     assert re.search(
-        r"^  year +█{4}░{16} +2/10  room now, fresh at \d{4}-01-01 00:00 Europe/Berlin$", output, re.MULTILINE
+        r"^  year +█{4}░{16} +2/10  room now, resets at \d{4}-01-01 00:00 Europe/Berlin$",
+        output,
+        re.MULTILINE,
     )
 
 
-def test_it_is_coloured_on_a_terminal_only(store: SQLiteStore, on_terminal: OnTerminal) -> None:
+def test_inspect_is_coloured_on_a_terminal(store: SQLiteStore, on_terminal: OnTerminal) -> None:
     limiter(store, "login").hit("alice", 5)
     code, output = on_terminal("inspect", "alice")
     assert code == 0
@@ -179,7 +179,7 @@ def test_it_is_coloured_on_a_terminal_only(store: SQLiteStore, on_terminal: OnTe
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_no_colour_where_none_is_wanted(
+def test_colours_can_be_turned_off(
     store: SQLiteStore,
     on_terminal: OnTerminal,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,23 +191,23 @@ def test_no_colour_where_none_is_wanted(
     assert (code, "\x1b" in output) == (0, False)
 
 
-def test_a_key_cannot_steer_the_terminal(store: SQLiteStore, on_terminal: OnTerminal) -> None:
+def test_control_characters_of_a_key_are_escaped(store: SQLiteStore, on_terminal: OnTerminal) -> None:
     code, output = on_terminal("inspect", "\x1b[2J\u202eevil\n")
     assert code == 0
     assert "\x1b[1m\\x1b[2J\\u202eevil\\n\x1b[0m" in output
 
 
-def test_a_limit_of_nothing_says_so(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_a_limit_of_0(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
     write_policy(
         'store.url = "sqlite:///limits.db"\n'
         "limiters.closed.rules = ['0/minute', { quota = '0/minute', kind = 'token_bucket' }]"
     )
     SQLiteStore("limits.db").close()
     assert main(["inspect", "alice"]) == 0
-    assert capsys.readouterr().out.count("0/0  admits nothing, ever") == 2
+    assert capsys.readouterr().out.count("0/0  never admits anything") == 2
 
 
-def test_a_limiter_may_have_shadow_rules_only(
+def test_inspect_and_reset_a_limiter_with_only_shadow_rules(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(
@@ -219,7 +219,7 @@ def test_a_limiter_may_have_shadow_rules_only(
     assert main(["reset", "alice", "--yes"]) == 0
 
 
-def test_memory_cannot_be_seen_from_here(
+def test_counts_in_memory_are_not_visible(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(
@@ -231,14 +231,16 @@ def test_memory_cannot_be_seen_from_here(
     assert capsys.readouterr().out.count("not reset: it counts in the memory") == 2
 
 
-def test_looking_makes_no_file(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_does_not_create_a_database(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_policy(POLICY)
     assert main(["inspect", "alice"]) == 1
     assert f"there is no file {Path('limits.db').absolute()}" in capsys.readouterr().out
     assert not Path("limits.db").exists()
 
 
-def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_shown(
+def test_an_unreachable_store_is_reported_and_the_others_are_shown(
     store: SQLiteStore, write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(POLICY + "[limiters.far]\nrules = ['1/s']\nstore = 'redis://ada:s3cret@127.0.0.1:1'\n")
@@ -256,29 +258,31 @@ def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_shown(
 
 
 @pytest.mark.parametrize("arguments", [[], ["alice", "--scope", "user=42"]])
-def test_it_must_be_said_who_is_meant(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_either_a_key_or_scopes_are_required(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", *arguments]) == 2
-    assert capsys.readouterr().err == "headgate: name the caller: KEY, or --scope user=42\n"
+    assert capsys.readouterr().err == "headgate: give either KEY or --scope, as in --scope user=42\n"
 
 
-def test_a_scope_is_written_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scope_needs_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["inspect", "--scope", "user"])
-    assert "a scope is written as user=42, not 'user'" in capsys.readouterr().err
+    assert "write a scope as user=42, not 'user'" in capsys.readouterr().err
 
 
-def test_an_unknown_limiter_is_told_with_those_there_are(
+def test_the_error_for_an_unknown_limiter_lists_the_limiters(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(POLICY)
     assert main(["inspect", "alice", "--limiter", "logn"]) == 1
-    assert capsys.readouterr().err == "headgate: there is no limiter 'logn'; there is 'login', 'api'\n"
+    assert capsys.readouterr().err == "headgate: unknown limiter 'logn'; use one of 'login', 'api'\n"
 
 
 # reset
 
 
-def test_reset_forgets_one_key_and_says_what(store: SQLiteStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reset_deletes_the_counts_of_one_key(store: SQLiteStore, capsys: pytest.CaptureFixture[str]) -> None:
     login = limiter(store, "login")
     login.hit("alice", 5)
     login.hit("bob", 5)
@@ -288,7 +292,7 @@ def test_reset_forgets_one_key_and_says_what(store: SQLiteStore, capsys: pytest.
     assert not login.check("bob")
 
 
-def test_reset_forgets_shadow_rules_too_and_names_what_it_forgets_for_everybody(
+def test_reset_includes_shadow_rules_and_shared_rules(
     store: SQLiteStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api = parse_policy(POLICY).limiters["api"]
@@ -296,47 +300,42 @@ def test_reset_forgets_shadow_rules_too_and_names_what_it_forgets_for_everybody(
     shadow.hit({"user": "alice"}, 2)
     limiter(store, "api").hit({"user": "bob"}, 9)
     assert main(["reset", "--scope", "user=alice", "--limiter", "api", "--yes"]) == 0
-    assert capsys.readouterr().out == "api: reset for user=alice, and for everybody in rule everyone\n"
+    assert capsys.readouterr().out == "api: reset for user=alice, and for all callers in rule everyone\n"
     assert shadow.check({"user": "alice"}, 2)
     told = inspected(capsys, "bob")["api"]
     assert (told["hourly"]["used"], told["everyone"]["used"]) == (9, 0)
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("yes ", 0), ("", 1), ("n", 1)])
-def test_reset_asks_on_a_terminal(
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("yes ", 0), ("", 1), ("n", 1), (None, 1)])
+def test_reset_asks_for_confirmation_on_a_terminal(
     store: SQLiteStore,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    answer: str,
+    answer: str | None,
     code: int,
 ) -> None:
     login = limiter(store, "login")
     login.hit("alice", 5)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     asked: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        if answer is None:
+            raise EOFError
+        return answer
+
+    monkeypatch.setattr("builtins.input", reply)
     assert main(["reset", "alice"]) == code
-    assert asked == ["Go on? [y/N] "]
+    assert asked == ["Continue? [y/N] "]
     output = capsys.readouterr().out
-    assert "What was counted for alice will be forgotten in: login, api\n" in output
-    assert "What was counted for everybody will be forgotten in: api, rule everyone\n" in output
+    assert "Delete the counts of alice in: login, api\n" in output
+    assert "Delete the counts of all callers in: api, rule everyone\n" in output
     assert ("nothing was reset" in output) == (code == 1)
     assert bool(login.check("alice", 5)) == (code == 0)
 
 
-def test_the_end_of_the_input_is_a_no(
-    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def end(_: str) -> str:
-        raise EOFError
-
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("builtins.input", end)
-    assert main(["reset", "alice"]) == 1
-    assert "nothing was reset" in capsys.readouterr().out
-
-
-def test_reset_does_nothing_where_nobody_can_be_asked(
+def test_reset_without_a_terminal_requires_yes(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     login = limiter(store, "login")

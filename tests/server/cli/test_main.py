@@ -1,4 +1,4 @@
-"""The command as a whole: exit codes, errors in one line, help, pipes, and a quick start."""
+"""The whole command: exit codes, errors, help, pipes and start-up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.server.cli.conftest import WritePolicy
 
 COMMAND = [sys.executable, "-m", "headgate_server.cli"]
 
-# A job in the background inherits that SIGINT is ignored.
+# A background job inherits that SIGINT is ignored.
 INTERRUPTIBLE = [
     sys.executable,
     "-c",
@@ -35,7 +35,7 @@ sys.exit(main())
 
 
 def all_parsers() -> Iterator[argparse.ArgumentParser]:
-    """Yield the parser of every command, the one of all first."""
+    """Yield the parsers of all commands, the main parser first."""
     waiting: list[argparse.ArgumentParser] = [make_parser()]
     for parser in waiting:
         yield parser
@@ -50,42 +50,34 @@ PARSERS = {parser.prog: parser for parser in all_parsers()}
 # Exit codes and errors
 
 
-def test_done_is_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_success_is_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr() == (f"headgate {headgate.__version__}, core {build.describe()}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["check", "--fast"], ["run"], ["bench", "--seconds", "0"]])
-def test_called_wrongly_is_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
     output, error = capsys.readouterr()
     assert output == ""
-    assert re.fullmatch(r"headgate: .+ \(`headgate.* --help` says more\)\n", error)
+    assert re.fullmatch(r"headgate: .+ \(see `headgate.* --help`\)\n", error)
 
 
-def test_a_policy_file_in_the_wrong_place_is_shown_the_right_one(
+def test_a_policy_file_without_its_option_is_an_error_with_a_hint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "other.toml"])
     error = capsys.readouterr().err
-    assert "unrecognized arguments: other.toml; write --config other.toml for a policy file (`" in error
+    assert "unrecognized arguments: other.toml; write --config other.toml for a policy file (see `" in error
     with pytest.raises(SystemExit):
         main(["serve", "--fast"])
     assert "--config" not in capsys.readouterr().err
 
 
-def test_a_failure_is_1_and_one_line(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_policy('[limiters.login]\nrules = ["5/fortnight"]')
-    assert main(["check", str(file)]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"headgate: {file}:2:10: ")
-    assert error.count("\n") == 1
-
-
-def test_an_error_of_several_lines_becomes_one_and_keeps_no_password(
+def test_an_error_is_one_line_without_passwords(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: object) -> None:
@@ -98,21 +90,12 @@ def test_an_error_of_several_lines_becomes_one_and_keeps_no_password(
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "check"], ["check", "--debug"]])
-def test_debug_shows_the_traceback_wherever_it_stands(arguments: list[str]) -> None:
+def test_debug_shows_the_traceback_in_every_position(arguments: list[str]) -> None:
     with pytest.raises(headgate.ConfigError):
         main(arguments)
 
 
-def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("headgate_server.cli.tour.tour", interrupt)
-    assert main(["tour"]) == 130
-    assert capsys.readouterr().err == ""
-
-
-def test_ctrl_c_ends_a_real_process_with_130_and_without_a_traceback() -> None:
+def test_ctrl_c_is_130_without_a_traceback() -> None:
     with subprocess.Popen(
         [*INTERRUPTIBLE, "bench", "--seconds", "60"],
         stdout=subprocess.DEVNULL,
@@ -120,7 +103,7 @@ def test_ctrl_c_ends_a_real_process_with_130_and_without_a_traceback() -> None:
         text=True,
     ) as process:
         assert process.stderr is not None
-        assert any("tasks at once" in line for line in process.stderr)
+        assert any("concurrent tasks" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
         assert "Traceback" not in process.stderr.read()
@@ -130,7 +113,7 @@ def test_a_missing_policy_file_shows_the_smallest_one(capsys: pytest.CaptureFixt
     for command in ("check", "serve", "inspect alice", "reset alice --yes"):
         assert main(command.split()) == 1
         error = capsys.readouterr().err
-        assert error.startswith("headgate: there is no headgate.toml; ")
+        assert error.startswith("headgate: headgate.toml does not exist; ")
         assert error.count("\n") == 1
     smallest = error.rpartition("one line: ")[2]
     Path("headgate.toml").write_text(smallest)
@@ -147,7 +130,7 @@ def test_without_a_command_it_shows_help(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("prog", PARSERS)
-def test_every_command_without_others_below_it_teaches_by_examples(prog: str) -> None:
+def test_every_command_without_subcommands_has_examples(prog: str) -> None:
     parser = PARSERS[prog]
     if parser.get_default("command") is not None:
         assert parser.epilog
@@ -164,7 +147,7 @@ def examples() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("arguments", list(examples()), ids=" ".join)
-def test_examples_can_be_typed_as_they_stand(arguments: list[str]) -> None:
+def test_examples_are_valid(arguments: list[str]) -> None:
     if "--help" not in arguments:
         make_parser().parse_args(arguments)
 
@@ -173,7 +156,7 @@ def test_examples_can_be_typed_as_they_stand(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_had_enough_is_no_error(unbuffered: str) -> None:
+def test_a_closed_pipe_is_not_an_error(unbuffered: str) -> None:
     for arguments in (["version"], ["--help"]):
         reading, writing = os.pipe()
         os.close(reading)
@@ -188,7 +171,7 @@ def test_a_reader_that_has_had_enough_is_no_error(unbuffered: str) -> None:
         assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_what_an_encoding_has_no_characters_for_is_written_all_the_same(write_policy: WritePolicy) -> None:
+def test_characters_that_the_encoding_lacks_are_escaped(write_policy: WritePolicy) -> None:
     file = write_policy("[limiters.\"жёлтый\"]\nrules = ['5/minute']")
     done = subprocess.run(
         [*COMMAND, "check", str(file)],
@@ -199,7 +182,7 @@ def test_what_an_encoding_has_no_characters_for_is_written_all_the_same(write_po
     assert done.stdout.startswith(rb"\u0436")
 
 
-def test_starting_imports_no_framework_and_no_package_of_a_store() -> None:
+def test_start_up_imports_no_framework_and_no_store_driver() -> None:
     probe = "import sys; from headgate_server.cli import main; main(['version']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     imported = {name.split(".")[0] for name in done.stderr.split()}

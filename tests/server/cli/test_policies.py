@@ -30,7 +30,7 @@ def test_check_explains_a_policy(write_policy: WritePolicy, capsys: pytest.Captu
         assert "at most 5 in any minute" in capsys.readouterr().out
 
 
-def test_check_takes_values_from_the_environment(
+def test_check_uses_environment_variables(
     write_policy: WritePolicy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(SMALLEST)
@@ -39,7 +39,7 @@ def test_check_takes_values_from_the_environment(
     assert "at most 7 in any hour" in capsys.readouterr().out
 
 
-def test_check_asks_stores_only_if_it_is_to(
+def test_check_connects_to_stores_only_with_the_option(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy('[store]\nurl = "sqlite:///no-such-folder/limits.db"\n' + SMALLEST)
@@ -48,9 +48,7 @@ def test_check_asks_stores_only_if_it_is_to(
     assert "no-such-folder" in capsys.readouterr().err
 
 
-def test_check_says_of_every_store_whether_it_can_count(
-    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_reports_every_store(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
     write_policy(SMALLEST + '[limiters.api]\nrules = ["5/minute"]\nstore = "sqlite:///limits.db"\n')
     assert main(["check", "--connect"]) == 0
     assert capsys.readouterr().out.endswith("\n\nmemory://: can count\nsqlite:///limits.db: can count\n")
@@ -58,7 +56,7 @@ def test_check_says_of_every_store_whether_it_can_count(
 
 @pytest.fixture
 def _patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a busy machine have the time to find out why a store cannot count."""
+    """Give a busy machine enough time to connect."""
     monkeypatch.setitem(RedisStore.__init__.__kwdefaults__, "deadline", 60.0)
 
 
@@ -102,7 +100,7 @@ def test_check_fails_if_a_store_cannot_count(
     assert "refused" in redis["reason"]
 
 
-def test_check_takes_a_policy_from_standard_input_and_writes_json(
+def test_check_reads_standard_input_and_prints_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(SMALLEST))
@@ -121,7 +119,7 @@ def test_check_takes_a_policy_from_standard_input_and_writes_json(
     assert capsys.readouterr().err.startswith("headgate: standard input:1:")
 
 
-def test_check_warns_of_what_is_hardly_meant(
+def test_check_warns_of_probable_mistakes(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_policy(
@@ -146,7 +144,7 @@ def test_check_warns_of_what_is_hardly_meant(
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
-    """What the server was started with; it ends with 3 at once."""
+    """The arguments of the server, which ends with 3 at once."""
     calls: list[tuple[Any, dict[str, Any]]] = []
     real = headgate_server.serve
 
@@ -159,7 +157,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
     return calls
 
 
-def test_serve_starts_the_server_as_it_is_told(
+def test_serve_passes_its_options_to_the_server(
     write_policy: WritePolicy, served: list[tuple[Any, dict[str, Any]]]
 ) -> None:
     write_policy(SMALLEST)
@@ -171,10 +169,10 @@ def test_serve_starts_the_server_as_it_is_told(
     ]
 
 
-def test_serve_needs_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_needs_at_least_one_worker(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "--workers", "0"])
-    assert "argument --workers: 1 to 1000 processes are wanted, not 0" in capsys.readouterr().err
+    assert "argument --workers: use a number from 1 to 1000, not 0" in capsys.readouterr().err
 
 
 # token
@@ -188,22 +186,22 @@ def test_serve_needs_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
         (["--may", "decide", "--may", "administer", "--may", "decide"], {"decide", "administer"}),
     ],
 )
-def test_a_token_and_its_lines_for_the_policy_file(
+def test_token_prints_the_token_and_the_lines_for_the_policy_file(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], options: list[str], may: set[str]
 ) -> None:
     assert main(["token", "gateway-1", *options]) == 0
     output, error = capsys.readouterr()
-    token = error.removeprefix("the token, shown only now: ").strip()
+    token = error.removeprefix("the token (shown only once): ").strip()
     assert len(token) >= 43
     assert token not in output
     policy = load_policy(write_policy(SMALLEST.rstrip() + output)).server.tokens[
         "gateway-1"
-    ]  # no end of the last line
+    ]  # without a final newline
     assert policy.sha256 == hashlib.sha256(token.encode()).hexdigest()
     assert policy.may == may
 
 
-def test_a_token_lasts_as_many_days_as_it_is_given(
+def test_a_token_expires_after_the_given_days(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = int(time.time())
@@ -215,10 +213,12 @@ def test_a_token_lasts_as_many_days_as_it_is_given(
         main(["token", "gateway", "--days", "99999999"])
     output = capsys.readouterr()
     assert output.out == ""
-    assert "1 to 36500 days are wanted" in output.err
+    assert "use a number from 1 to 36500" in output.err
 
 
-def test_check_says_when_tokens_end(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_the_expiry_of_tokens(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
     token = '[server.tokens.{0}]\nsha256 = "{0:0>64}"\nmay = ["decide"]\nexpires = {1}\n'
     write_policy(SMALLEST + token.format("1", "2001-01-31") + token.format("2", "2999-01-31T12:30:00+01:00"))
     assert main(["check"]) == 0
@@ -231,14 +231,14 @@ def test_check_says_when_tokens_end(write_policy: WritePolicy, capsys: pytest.Ca
     assert warning.startswith("headgate: warning: the token '1' has expired")
 
 
-def test_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_differ(capsys: pytest.CaptureFixture[str]) -> None:
     main(["token", "a"])
     main(["token", "a"])
     first, second = capsys.readouterr().err.splitlines()
     assert first != second
 
 
-def test_a_token_needs_a_plain_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_name_has_letters_digits_and_hyphens(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["token", "two words"])
     assert "use letters, digits, - and _" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The commands against the real server, as a user would type them."""
+"""The commands with a real server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shell:
         self._capsys = capsys
 
     def run(self, *arguments: str, token: str = "", code: int = 0) -> str:
-        """Return the output of the command, or what it says is wrong."""
+        """Return the output and errors of the command."""
         self._monkeypatch.setenv("HEADGATE_TOKEN", token)
         assert main(arguments) == code
         output, error = self._capsys.readouterr()
@@ -63,7 +63,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @contextmanager
 def serving() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Give the address of a server that runs on headgate.toml, and its process."""
+    """Run a server with headgate.toml, and give its address and process."""
     with subprocess.Popen(
         [*INTERRUPTIBLE, "serve"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -1,6 +1,6 @@
-"""docs/reference/cli.md says what is so: its help texts are the command's own, and its sessions run.
+"""The help texts of docs/reference/cli.md are those of the command, and its sessions run.
 
-To bring the help texts up to date: `python -m tests.server.cli.test_reference`.
+To update the help texts: `python -m tests.server.cli.test_reference`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH = "100"
 
 
 def with_help_texts(page: str) -> str:
-    """Return the page with every help text as the command prints it."""
+    """Return the page with the help texts of the command."""
     return HELP.sub(lambda found: f"```text\n$ {found[1]} --help\n{PARSERS[found[1]].format_help()}```", page)
 
 
@@ -33,7 +33,7 @@ def test_help_texts_are_those_of_the_command(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_help_names_no_file_of_the_repository() -> None:
-    """Who installed a wheel has no docs folder."""
+    """Users of a wheel have no docs folder."""
     assert [name for name, parser in PARSERS.items() if "docs/" in parser.format_help()] == []
 
 
@@ -50,8 +50,8 @@ def test_there_are_sessions() -> None:
 
 
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda session: session.partition("\n")[0])
-def test_sessions_go_as_they_are_shown(session: str, here: Path) -> None:
-    """`…` stands for what differs from one run to the next."""
+def test_sessions_print_the_documented_output(session: str, here: Path) -> None:
+    """`…` matches any text."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     script = "\n".join(re.findall(r"^\$ (.*)$", session, flags=re.MULTILINE))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`inspect` and `reset` through a server, and what can go wrong on the way there."""
+"""`inspect` and `reset` through a server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIMITERS = {
 
 @pytest.fixture(autouse=True)
 def answers(server: Stub) -> None:
-    """What the server answers unless a test says otherwise."""
+    """The default answers of the server."""
     server.answers = {
         "/v1/limiters": (200, LIMITERS),
         "/v1/inspect": (
@@ -60,7 +60,7 @@ def answers(server: Stub) -> None:
     }
 
 
-def test_inspect_asks_once_for_a_text(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_sends_one_request_for_a_key(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "alice", "--limiter", "login", "--server", f"{server.url}/", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"limiters": [{"name": "login", "results": [count("minute", 4)], "error": None}]}
@@ -70,33 +70,35 @@ def test_inspect_asks_once_for_a_text(server: Stub, capsys: pytest.CaptureFixtur
     ]
 
 
-def test_every_limiter_is_asked_with_its_own_scopes(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_sends_the_scopes_of_each_limiter(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--scope", "user=42", "--scope", "realm=north", "--tier", "pro", "--server", server.url]
     assert main(["inspect", *arguments]) == 0
     output = capsys.readouterr().out
     assert "login  memory://\n  it counts by plain keys" in output
-    assert "1/5  room now, fresh in 1 min" in output
+    assert "1/5  room now, resets in 1 min" in output
     assert [asked.body for asked in server.asked[1:]] == [{"key": {"user": "42"}, "tier": "pro"}]
 
 
-def test_a_text_stands_for_every_scope_and_limiters_with_equal_keys_are_asked_together(
+def test_a_key_is_used_for_every_scope(
     server: Stub,
 ) -> None:
     assert main(["inspect", "alice", "--server", server.url]) == 0
     assert [asked.body["key"] for asked in server.asked[1:]] == ["alice", {"user": "alice"}]
 
 
-def test_what_a_server_cannot_see_is_a_failure(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_a_limiter_on_the_server_is_a_failure(
+    server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = {"name": "login", "results": [], "error": "the store is \x1b[1mdown"}
     server.answers["/v1/inspect"] = (200, {"limiters": [told]})
     assert main(["inspect", "alice", "--limiter", "login", "--server", server.url]) == 1
     assert "  the store is \\x1b[1mdown\n" in capsys.readouterr().out
 
 
-def test_reset_tells_every_limiter(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reset_through_a_server(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reset", "alice", "--yes", "--server", server.url]) == 0
     assert capsys.readouterr().out == (
-        "login: reset for alice\na/b: reset for alice, and for everybody in rule everyone\n"
+        "login: reset for alice\na/b: reset for alice, and for all callers in rule everyone\n"
     )
     assert server.asked[1:] == [
         Asked("POST", "/v1/limiters/login/reset", {"key": "alice"}, None),
@@ -116,7 +118,7 @@ def test_the_token_comes_from_the_environment_or_the_option(
     assert {asked.token for asked in server.asked} == {"Bearer from-the-environment", "Bearer given"}
 
 
-def test_a_token_follows_no_redirect(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_is_not_sent_to_a_redirect(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers["/v1/limiters"] = (302, "")
     assert main(["inspect", "alice", "--server", server.url, "--token", "secret"]) == 1
     assert [asked.path for asked in server.asked] == ["/v1/limiters"]
@@ -133,7 +135,7 @@ def test_proxies_of_the_environment_are_not_used(server: Stub, monkeypatch: pyte
 
 
 def failing(url: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what is said when a server cannot be used."""
+    """Return the error for a server that cannot be used."""
     assert main(["inspect", "alice", "--server", url]) == 1
     error = capsys.readouterr().err
     assert error.startswith("headgate: ")
@@ -141,46 +143,46 @@ def failing(url: str, capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def test_a_problem_is_told_in_the_server_s_words(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_of_the_server_is_printed(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers["/v1/limiters"] = (403, {"title": "Forbidden", "detail": "this token may only decide"})
     assert f"{server.url} answered 403: this token may only decide" in failing(server.url, capsys)
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "[]", '{"limiters": 3}', '{"limiters": [{"name": "x"}]}'])
-def test_somebody_else_s_server_is_told(server: Stub, body: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reply_of_another_kind_of_server_is_an_error(
+    server: Stub, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.answers["/v1/limiters"] = (200, body)
     assert f"{server.url} did not answer as a Headgate server does" in failing(server.url, capsys)
 
 
-def test_a_limiter_that_is_gone_meanwhile_is_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reply_without_the_limiter_is_an_error(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers["/v1/inspect"] = (200, {"limiters": []})
     assert main(["inspect", "alice", "--server", server.url]) == 1
     assert f"{server.url} did not answer as a Headgate server does" in capsys.readouterr().out
 
 
-def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://localhost:{find_free_port()}"
     assert f"{url}: " in failing(url, capsys)
 
 
-def test_a_server_that_does_not_answer(
+def test_a_silent_server_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It accepts the connection, as the kernel does for every listening socket, and that is all."""
+    """The kernel accepts the connection of a listening socket."""
     import socket
 
     monkeypatch.setattr(views, "PATIENCE", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        # If this process was late to ask, as on a busy machine, that is said instead: it is no answer to this question.
+        # On a busy machine the request may be sent too late, which is a different error.
         while (error := failing(url, capsys)).endswith("this process is too busy\n"):
             pass
         assert f"{url} did not answer in time" in error
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://localhost", "http://"])
-def test_what_is_no_address_of_a_server_is_called_wrongly(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_url_of_a_server_is_an_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "alice", "--server", url]) == 2
     assert "write for example 'http://127.0.0.1:8080'" in capsys.readouterr().err

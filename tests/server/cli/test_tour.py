@@ -1,4 +1,4 @@
-"""The tour, as a user meets it."""
+"""The tour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from headgate_server.cli.tour import tour
 
 
-def test_the_tour_tells_what_it_promises() -> None:
+def test_the_tour_prints_real_decisions() -> None:
     lines: list[str] = []
     tour(fast=True, say=lines.append)
     text = "\n".join(lines)
@@ -33,13 +33,13 @@ def test_the_tour_is_coloured_on_a_terminal_only() -> None:
     while True:
         try:
             chunk = os.read(leader, 65536)
-        except OSError:  # how Linux says that the other side is closed
+        except OSError:  # the other side is closed
             break
         if not chunk:
             break
         output += chunk
     os.close(leader)
     assert process.wait() == 0
-    assert "\x1b[32m█\x1b[0m".encode() in output
+    assert "\x1b[32m█████".encode() in output
     plain = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
     assert b"\x1b[" not in plain

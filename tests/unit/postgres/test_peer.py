@@ -116,13 +116,13 @@ async def test_a_message_with_which_the_rest_of_another_is_sent_leaves_nothing_t
     a_file: int,
 ) -> None:
     wire = Mock(fileno=a_file, is_unsent=False)
-    asynchronous = AsyncPostgresWire(wire)
+    asynchronous = AsyncPostgresWire(wire, Mock())
     for is_unsent in (True, False):
         wire.send = lambda message, left=is_unsent: setattr(wire, "is_unsent", left)
         asynchronous.send((ONE, []))
     loop = asyncio.get_running_loop()
     assert not loop.remove_writer(a_file), "a file that can be written to would be news for ever"
-    await asynchronous.close()
+    asynchronous.close()
 
 
 def test_a_step_of_connecting_has_some_time_however_late_this_process_comes_to_it(

@@ -1,9 +1,10 @@
-"""Checks of a connection for tasks before it is used again."""
+"""A connection for tasks, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,46 +13,63 @@ from redis.exceptions import InvalidResponse
 from headgate.stores.redis.peer import AsyncRedisWire, RedisMessage
 
 
-def nothing(stream: asyncio.StreamReader) -> None:
-    """Leave it as it is."""
+class RecordingReceiver:
+    """Keeps replies and the cause of a loss; closes the lost connection, as the engine does."""
 
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+        self.cause: BaseException | None = None
+        self.wire = AsyncRedisWire(asyncio.StreamReader(), Mock(), self)
 
-def reply(stream: asyncio.StreamReader) -> None:
-    stream.feed_data(b"+OK\r\n")
+    def receive(self, reply: Any) -> None:
+        self.replies.append(reply)
 
-
-def end(stream: asyncio.StreamReader) -> None:
-    stream.feed_eof()
-
-
-def reply_and_end(stream: asyncio.StreamReader) -> None:
-    reply(stream)
-    end(stream)
-
-
-def reset(stream: asyncio.StreamReader) -> None:
-    stream.set_exception(ConnectionResetError())
+    def lose(self, cause: BaseException) -> None:
+        assert self.cause is None
+        self.cause = cause
+        self.wire.close()
 
 
 async def test_replies_come_in_the_order_of_the_messages_and_no_more_of_them() -> None:
-    stream = asyncio.StreamReader()
-    wire = AsyncRedisWire(Mock(_reader=stream, _writer=Mock()))
+    receiver = RecordingReceiver()
     for replies in (1, 2, 1):
-        wire.send(RedisMessage(b"", replies))
-    stream.feed_data(b":1\r\n:2\r\n:3\r\n:4\r\n:5\r\n")
-    assert [await wire.receive() for _ in range(2)] == [[1], [2, 3]]
-    with pytest.raises(InvalidResponse, match="more replies than commands"):
-        await wire.receive()
+        receiver.wire.send(RedisMessage(b"", replies))
+    receiver.wire.data_received(b":1\r\n:2\r")
+    receiver.wire.data_received(b"\n:3\r\n:4\r\n:5\r\n")
+    assert receiver.replies == [[1], [2, 3], [4]]
+    assert isinstance(receiver.cause, InvalidResponse)
+    assert str(receiver.cause) == "more replies than commands"
 
 
 @pytest.mark.parametrize(
-    ("happens", "expected"),
-    [(nothing, False), (reply, True), (end, True), (reply_and_end, True), (reset, True)],
+    "happens",
+    [
+        lambda wire: wire.data_received(b"+OK\r\n"),
+        lambda wire: wire.data_received(b"HTTP/1.1 400 Bad Request\r\n"),
+        lambda wire: (wire.eof_received(), wire.connection_lost(None)),
+        lambda wire: wire.connection_lost(ConnectionResetError()),
+    ],
+    ids=["reply", "invalid", "end", "reset"],
 )
-async def test_a_connection_is_over_once_anything_has_come_unasked(
-    happens: Callable[[asyncio.StreamReader], None], expected: bool
+async def test_an_idle_connection_is_lost_when_anything_happens_on_it(
+    happens: Callable[[AsyncRedisWire], object],
 ) -> None:
+    receiver = RecordingReceiver()
+    happens(receiver.wire)
+    assert receiver.cause is not None
+    assert not receiver.replies
+
+
+async def test_a_closed_connection_reports_nothing() -> None:
+    receiver = RecordingReceiver()
+    receiver.wire.send(RedisMessage(b"", 1))
+    receiver.wire.close()
+    receiver.wire.data_received(b":1\r\n")
+    receiver.wire.connection_lost(None)
+    assert (receiver.replies, receiver.cause) == ([], None)
+
+
+async def test_a_connection_that_ended_while_it_was_opened_is_over() -> None:
     stream = asyncio.StreamReader()
-    wire = AsyncRedisWire(Mock(_reader=stream, _writer=Mock()))
-    happens(stream)
-    assert await wire.is_over() is expected
+    stream.feed_eof()
+    assert AsyncRedisWire(stream, Mock(), RecordingReceiver()).is_over()

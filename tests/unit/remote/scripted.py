@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Conversation
+from headgate.stores.remote.peer import PENDING, Conversation, Receiver
 from headgate.stores.remote.wakeup import WakeUp
 
 PATIENCE = 60.0
@@ -68,12 +68,12 @@ class ScriptedPeer:
         self.wires.append(ScriptedWire(self))
         return self.wires[-1]
 
-    async def connect_async(self, seconds: float) -> AsyncScriptedWire:
+    async def connect_async(self, seconds: float, receiver: Receiver) -> AsyncScriptedWire:
         waiting = self.before_connect()
         if waiting is not None:
             await waiting
         self.wires.append(ScriptedWire(self))
-        return AsyncScriptedWire(self.wires[-1])
+        return AsyncScriptedWire(self.wires[-1], receiver)
 
     def failure(self, cause: BaseException) -> StoreError:
         kind = StoreTimeout if isinstance(cause, TimeoutError) else StoreUnavailable
@@ -164,23 +164,32 @@ class ScriptedWire:
 class AsyncScriptedWire:
     """The same for tasks."""
 
-    def __init__(self, wire: ScriptedWire) -> None:
+    def __init__(self, wire: ScriptedWire, receiver: Receiver) -> None:
         self._wire = wire
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        wire.news = self._event.set
+        wire.news = lambda: self._loop.call_soon_threadsafe(self._on_news)
 
-    async def is_over(self) -> bool:
+    def is_over(self) -> bool:
         return self._wire.is_over()
 
     def send(self, message: list[Any]) -> None:
         self._wire.send(message)
 
-    async def receive(self) -> Any:
-        while (reply := self._wire.receive()) is PENDING:
-            await self._event.wait()
-            self._event.clear()
-        return reply
-
-    async def close(self) -> None:
+    def close(self) -> None:
         self._wire.close()
+
+    async def wait_closed(self) -> None:
+        pass
+
+    def _on_news(self) -> None:
+        if self._wire.is_closed:
+            return
+        try:
+            reply = self._wire.receive()
+        except Exception as error:  # noqa: BLE001  # as scripted
+            self._receiver.lose(error)
+            return
+        if reply is not PENDING:
+            self._receiver.receive(reply)
+            self._on_news()

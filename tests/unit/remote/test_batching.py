@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from headgate.stores.remote.batching import (
     Batcher,
     RemoteCall,
 )
+from headgate.stores.remote.peer import Conversation
 from tests.unit.remote.scripted import ScriptedPeer
 
 DEADLINE = 1.0
@@ -25,7 +27,7 @@ DEADLINE = 1.0
 class RecordedCall(RemoteCall):
     """A call that keeps its reply or error."""
 
-    __slots__ = ("error", "is_gone", "reply")
+    __slots__ = ("error", "reply")
 
     def __init__(
         self,
@@ -36,15 +38,14 @@ class RecordedCall(RemoteCall):
         abandoned: Any = None,
     ) -> None:
         super().__init__(request, now, now + deadline, must_send, abandoned)
-        self.is_gone = False
         self.reply: Any = None
         self.error: BaseException | None = None
 
-    def is_abandoned(self) -> bool:
-        return self.is_gone
-
-    def deliver(self, reply: Any, error: BaseException | None) -> None:
-        self.reply, self.error, self.state = reply, error, OVER
+    def deliver(self, reply: Any, error: BaseException | None) -> bool:
+        self.state = OVER
+        if not self.has_given_up:
+            self.reply, self.error = reply, error
+        return not self.has_given_up
 
 
 class Traffic:
@@ -61,22 +62,33 @@ class Traffic:
     def send(self, now: float = 0.0) -> list[list[str]]:
         """Send what may be sent, and return the requests of each batch."""
         sent = []
-        while self.batcher.may_send():
-            batch = self.batcher.next_batch(now)
-            if batch is not None:
-                sent.append([call.request for call in batch.calls])
+        while (message := self.batcher.next_message(now)) is not None:
+            sent.append(message)
         return sent
 
     def reply(self, now: float = 0.0) -> None:
-        """Answer the first batch."""
-        self.batcher.hear(now)
-        for call in self.batcher.batches[0].calls:
-            call.answer(call.request)
-        self.batcher.finish()
+        """Answer the first batch: each call with its request."""
+        requests = [call.request for call in self.batcher.batches[0].calls]
+        assert self.batcher.receive(requests, now) is None
 
 
 def calls(names: str, now: float = 0.0, **rest: Any) -> list[RecordedCall]:
     return [RecordedCall(name, now, **rest) for name in names]
+
+
+def in_two_steps(converse: Callable[..., Conversation]) -> Callable[..., Conversation]:
+    """Return a conversation with another message and reply before the usual ones."""
+
+    def conversation(calls: Any) -> Conversation:
+        assert (yield "first") == "first"
+        return (yield from converse(calls))
+
+    return conversation
+
+
+def ignore_reply(calls: Any) -> Conversation:
+    yield [call.request for call in calls]
+    return ()
 
 
 def numbered(count: int, now: float = 0.0) -> list[RecordedCall]:
@@ -139,11 +151,13 @@ def test_a_second_batch_follows_if_enough_calls_wait(follows: bool) -> None:
 
 def test_a_batch_with_a_second_message_is_answered_after_the_one_that_follows() -> None:
     traffic = Traffic(follows=True)
-    traffic.add(*calls("a"))
-    traffic.send()
+    traffic.peer.converse = in_two_steps(traffic.peer.converse)
+    [a] = calls("a")
+    traffic.add(a)
+    assert traffic.send() == ["first"]
     traffic.add(*numbered(ENOUGH_TO_FOLLOW))
-    traffic.send()
-    traffic.batcher.rotate()
+    assert traffic.send() == ["first"]
+    assert traffic.batcher.receive("first", 0.0) == ["a"]
     assert [len(batch.calls) for batch in traffic.batcher.batches] == [ENOUGH_TO_FOLLOW, 1]
 
 
@@ -154,7 +168,7 @@ def test_calls_that_the_server_did_not_execute_are_sent_again_each_alone() -> No
     traffic.send()
     traffic.add(*calls("d"))
     a.answer("a")
-    traffic.batcher.finish([b, c])
+    traffic.batcher.receive("too large", 0.0)
     sent = []
     while traffic.batcher.waiting:
         sent += traffic.send()
@@ -165,10 +179,11 @@ def test_calls_that_the_server_did_not_execute_are_sent_again_each_alone() -> No
 
 def test_a_call_that_the_peer_did_not_answer_fails() -> None:
     traffic = Traffic()
+    traffic.peer.converse = ignore_reply
     [a] = calls("a")
     traffic.add(a)
-    traffic.send()
-    traffic.batcher.finish()
+    traffic.batcher.next_message(0.0)
+    traffic.batcher.receive("nothing", 0.0)
     assert isinstance(a.error, StoreUnavailable)
 
 
@@ -178,7 +193,7 @@ def test_a_call_that_the_peer_did_not_answer_fails() -> None:
 def test_an_abandoned_call_is_not_sent_unless_it_must_be() -> None:
     traffic = Traffic()
     hit, record = RecordedCall("hit"), RecordedCall("record", must_send=True)
-    hit.is_gone = record.is_gone = True
+    hit.has_given_up = record.has_given_up = True
     traffic.add(hit, record)
     assert traffic.send() == [["record"]]
     assert hit.state == OVER
@@ -187,7 +202,7 @@ def test_an_abandoned_call_is_not_sent_unless_it_must_be() -> None:
 def test_only_abandoned_calls_leave_the_connection_idle() -> None:
     traffic = Traffic()
     [hit] = calls("a")
-    hit.is_gone = True
+    hit.has_given_up = True
     traffic.add(hit)
     assert traffic.send() == []
     assert not traffic.batcher.is_busy
@@ -200,7 +215,7 @@ def test_a_reply_without_a_caller_is_passed_to_abandoned(reason: str) -> None:
     traffic.add(hold)
     traffic.send()
     if reason == "gone":
-        hold.is_gone = True
+        hold.has_given_up = True
     else:
         traffic.batcher.expire(DEADLINE)
         assert isinstance(hold.error, StoreTimeout)
@@ -231,13 +246,14 @@ def test_an_expired_call_is_a_timeout_if_nothing_arrived_since_it_was_made(
     is_sent: bool, heard: bool
 ) -> None:
     traffic = Traffic(follows=True)
+    traffic.peer.converse = in_two_steps(traffic.peer.converse)
     traffic.add(*calls("a", now=1.0, deadline=10))
     traffic.send(1.0)
     expired = [RecordedCall(f"{number}", 2.0) for number in range(ENOUGH_TO_FOLLOW if is_sent else 1)]
     traffic.add(*expired)
     assert bool(traffic.send(2.0)) is is_sent
     if heard:
-        traffic.batcher.hear(2.5)
+        traffic.batcher.receive("first", 2.5)
     traffic.batcher.expire(3.0)
     assert {type(call.error) for call in expired} == {StoreOverloaded if heard else StoreTimeout}
 
@@ -261,9 +277,10 @@ def test_a_call_with_a_longer_deadline_keeps_the_connection() -> None:
 
 def test_silence_is_counted_from_the_last_reply() -> None:
     traffic = Traffic()
+    traffic.peer.converse = in_two_steps(traffic.peer.converse)
     traffic.add(RecordedCall("a", deadline=0.1))
     traffic.send()
-    traffic.batcher.hear(0.9)  # a reply, after which the conversation goes on
+    traffic.batcher.receive("first", 0.9)  # after which the conversation goes on
     assert not traffic.batcher.expire(DEADLINE)
     assert traffic.batcher.expire(0.9 + DEADLINE)
 

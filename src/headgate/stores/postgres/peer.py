@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from headgate.stores.postgres.janitor import Janitor
 from headgate.stores.postgres.sql import query
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.connecting import in_thread
-from headgate.stores.remote.peer import PENDING, Conversation
+from headgate.stores.remote.peer import PENDING, Conversation, Receiver
 from headgate.stores.remote.polling import Poller
 
 logger = logging.getLogger("headgate")
@@ -117,9 +116,9 @@ class PostgresPeer:
             raise
         return wire
 
-    async def connect_async(self, seconds: float) -> AsyncPostgresWire:
+    async def connect_async(self, seconds: float, receiver: Receiver) -> AsyncPostgresWire:
         # In a thread, because libpq blocks while it resolves the host.
-        return AsyncPostgresWire(await in_thread(lambda: self.connect(seconds)))
+        return AsyncPostgresWire(await in_thread(lambda: self.connect(seconds)), receiver)
 
     def failure(self, cause: BaseException) -> StoreError:
         error = self._endpoint.error(cause)
@@ -287,79 +286,62 @@ class PostgresWire:
 class AsyncPostgresWire:
     """A connection for tasks of the running event loop."""
 
-    def __init__(self, wire: PostgresWire) -> None:
+    def __init__(self, wire: PostgresWire, receiver: Receiver) -> None:
         self._wire = wire
+        self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._unanswered = 0
-        self._replies: deque[Any] = deque()
-        self._trouble: Exception | None = None
-        self._news: asyncio.Future[None] | None = None
+        self._is_open = True
+        self._is_writing = False
         self._loop.add_reader(wire.fileno, self._on_news)
-        self._is_watched = True
 
-    async def is_over(self) -> bool:
-        return self._is_over()
-
-    def _is_over(self) -> bool:
-        is_over = self._wire.is_over()
-        if is_over:
-            self._unwatch()  # the socket would be readable all the time
-        return is_over
+    def is_over(self) -> bool:
+        return self._wire.is_over()
 
     def send(self, message: Message) -> None:
-        if self._trouble is not None:
-            raise self._trouble
-        was_unsent = self._wire.is_unsent
-        try:
-            self._wire.send(message)
-        except OperationalError:
-            self._unwatch()
-            raise
+        self._wire.send(message)
         self._unanswered += 1
-        self._watch_writing(was_unsent)
+        self._watch_writing()
 
-    async def receive(self) -> Any:
-        while not self._replies:
-            if self._trouble is not None:
-                raise self._trouble
-            self._news = self._loop.create_future()
-            await self._news
-        return self._replies.popleft()
-
-    async def close(self) -> None:
-        self._unwatch()
-        self._wire.close()
-
-    def _unwatch(self) -> None:
-        """Stop watching the socket, at once when the connection is lost: its number may be reused."""
-        if self._is_watched and not self._loop.is_closed():
+    def close(self) -> None:
+        # The socket is no longer watched from now on, because its number may be reused.
+        if self._is_open and not self._loop.is_closed():
             self._loop.remove_reader(self._wire.fileno)
             self._loop.remove_writer(self._wire.fileno)
-        self._is_watched = False
+        self._is_open = False
+        self._wire.close()
 
-    def _watch_writing(self, was_unsent: bool) -> None:
+    async def wait_closed(self) -> None:
+        pass
+
+    def _watch_writing(self) -> None:
         """Watch for writing while a part of the message is not yet sent."""
-        if self._wire.is_unsent:
+        if self._wire.is_unsent == self._is_writing:
+            return
+        self._is_writing = self._wire.is_unsent
+        if self._is_writing:
             self._loop.add_writer(self._wire.fileno, self._on_news)
-        elif was_unsent:
+        else:
             self._loop.remove_writer(self._wire.fileno)
 
     def _on_news(self) -> None:
         """Read replies, or send the rest of a message."""
-        if not self._unanswered:
-            self._is_over()
+        if not self._unanswered and self._wire.is_over():
+            self._receiver.lose(OperationalError("the server closed the connection"))
             return
-        try:
-            was_unsent = self._wire.is_unsent
-            while self._unanswered and (reply := self._wire.receive()) is not PENDING:
-                self._unanswered -= 1
-                self._replies.append(reply)
-            self._watch_writing(was_unsent)
-        except Exception as cause:  # noqa: BLE001  # `receive` raises it
-            self._unwatch()
-            self._trouble = cause
-        if (self._replies or self._trouble) and self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        for _ in range(self._unanswered):
+            try:
+                reply = self._wire.receive()
+            except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
+                self._receiver.lose(cause)
+                return
+            if reply is PENDING:
+                break
+            self._unanswered -= 1
+            self._receiver.receive(reply)
+            if not self._is_open:
+                return
+        self._watch_writing()
 
 
 def _wait_until(fileno: int, due: float, *, for_writing: bool) -> None:

@@ -254,9 +254,11 @@ def socket_of(connection: Connection) -> Any:
     return connection._sock  # type: ignore[attr-defined]
 
 
-def streams_of(connection: AsyncConnection) -> tuple[StreamReader, StreamWriter]:
-    """Return the streams of an open connection; they have no public names in redis-py."""
-    return connection._reader, connection._writer  # type: ignore[attr-defined]
+def take_streams(connection: AsyncConnection) -> tuple[StreamReader, StreamWriter]:
+    """Return the streams of an open connection, which then has none; they have no public names in redis-py."""
+    streams = connection._reader, connection._writer  # type: ignore[attr-defined]
+    connection._reader = connection._writer = None  # type: ignore[attr-defined]
+    return streams
 
 
 def error_of(text: str) -> RedisError:

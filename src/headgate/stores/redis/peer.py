@@ -5,6 +5,7 @@ All calls of a batch are one command; in a cluster one command per slot, sent to
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -17,16 +18,15 @@ from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.redis.cluster_operations import slot_of
 from headgate.stores.redis.codec import ASKING, BY_SHA, BY_SOURCE, ScriptCall, script_command
 from headgate.stores.redis.endpoint import (
-    AsyncConnection,
     Connection,
     RedisEndpoint,
     error_of,
     is_read_only,
     socket_of,
-    streams_of,
+    take_streams,
 )
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Conversation
+from headgate.stores.remote.peer import PENDING, Conversation, Receiver
 from headgate.stores.remote.polling import Poller
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -82,14 +82,14 @@ class RedisPeer:
         connection.connect()
         return RedisWire(connection)
 
-    async def connect_async(self, seconds: float) -> AsyncRedisWire:
+    async def connect_async(self, seconds: float, receiver: Receiver) -> AsyncRedisWire:
         connection = self._endpoint.async_connection(seconds)
         try:
             await connection.connect()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return AsyncRedisWire(connection)
+        return AsyncRedisWire(*take_streams(connection), receiver)
 
     def failure(self, cause: BaseException) -> StoreError:
         error = self._endpoint.error(cause)
@@ -237,39 +237,59 @@ class RedisWire:
             return
 
 
-class AsyncRedisWire:
-    """A connection for tasks. redis-py opens it; then only its streams are used.
+class AsyncRedisWire(asyncio.Protocol):
+    """A connection for tasks. redis-py opens it; then only its transport is used.
 
     The rest of redis-py takes as long for a command and its reply as the server takes for a decision.
     """
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-        self._stream, self._writer = streams_of(connection)
+    def __init__(
+        self, stream: asyncio.StreamReader, writer: asyncio.StreamWriter, receiver: Receiver
+    ) -> None:
+        self._writer = writer  # closes the transport when it is deleted
+        self._transport = writer.transport
+        self._receiver: Receiver | None = receiver
         self._reader = Reader(protocolError=InvalidResponse, replyError=error_of)
         self._expected: deque[int] = deque()
+        self._replies: list[Any] = []
+        self._has_ended = stream.at_eof()
+        self._transport.set_protocol(self)
 
-    async def is_over(self) -> bool:
-        stream = self._stream
-        # Data in the buffer was not requested, so the connection cannot be used. The buffer has no public name.
-        return stream.at_eof() or bool(stream._buffer) or stream.exception() is not None  # type: ignore[attr-defined]
+    def is_over(self) -> bool:
+        return self._has_ended or self._transport.is_closing()
 
     def send(self, message: RedisMessage) -> None:
         self._expected.append(message.replies)
-        self._writer.write(message.commands)
+        self._transport.write(message.commands)
 
-    async def receive(self) -> list[Any]:
-        expected, replies = self._expected.popleft(), list[Any]()
-        while len(replies) < expected:
-            while (reply := self._reader.gets()) is False:
-                data = await self._stream.read(65536)
-                if not data:
-                    raise ConnectionResetError("the server closed the connection")
-                self._reader.feed(data)
-            replies.append(reply)
-        if not self._expected and self._reader.gets() is not False:
-            raise InvalidResponse("more replies than commands")
-        return replies
+    def close(self) -> None:
+        self._receiver = None
+        self._transport.close()
 
-    async def close(self) -> None:
-        await self._connection.disconnect(nowait=True)
+    async def wait_closed(self) -> None:
+        pass
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while self._receiver is not None and (reply := self._reader.gets()) is not False:
+                if not self._expected:
+                    raise InvalidResponse("more replies than commands")
+                self._replies.append(reply)
+                if len(self._replies) == self._expected[0]:
+                    replies, self._replies = self._replies, []
+                    self._expected.popleft()
+                    self._receiver.receive(replies)
+        except RedisError as error:
+            self._lose(error)
+
+    def eof_received(self) -> None:
+        self._lose(ConnectionResetError("the server closed the connection"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(error or ConnectionResetError("the server closed the connection"))
+
+    def _lose(self, cause: Exception) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.lose(cause)

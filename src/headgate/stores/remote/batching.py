@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.errors import StoreError, StoreOverloaded
 from headgate.stores.remote.peer import Conversation, Peer
@@ -59,10 +59,21 @@ class RemoteCall:
         abandoned: Called with a reply that has no caller any more.
         alone: Whether it needs its own batch.
         state: `WAITING`, `SENT` or `OVER`.
+        has_given_up: Whether the caller was interrupted or cancelled, or never waited.
         was_repeated: Whether it was sent a second time after a lost connection.
     """
 
-    __slots__ = ("abandoned", "alone", "due", "must_send", "request", "since", "state", "was_repeated")
+    __slots__ = (
+        "abandoned",
+        "alone",
+        "due",
+        "has_given_up",
+        "must_send",
+        "request",
+        "since",
+        "state",
+        "was_repeated",
+    )
 
     def __init__(
         self, request: Any, since: float, due: float, must_send: bool, abandoned: Abandoned | None
@@ -74,23 +85,16 @@ class RemoteCall:
         self.abandoned = abandoned
         self.alone = False
         self.state = WAITING
+        self.has_given_up = False
         self.was_repeated = False
 
-    def is_abandoned(self) -> bool:
-        """Return whether the caller is gone."""
-        raise NotImplementedError
-
-    def deliver(self, reply: Any, error: BaseException | None) -> None:
-        """Pass the reply or the error to the caller; then the call is over."""
+    def deliver(self, reply: Any, error: BaseException | None) -> bool:
+        """Pass the reply or the error to the caller; then the call is over. Return false if the caller is gone."""
         raise NotImplementedError
 
     def answer(self, reply: Any) -> None:
         """Pass on the reply: to the caller, or to `abandoned` if the caller is gone or has got an error."""
-        if self.state != OVER and not self.is_abandoned():
-            self.deliver(reply, None)
-            return
-        self.state = OVER
-        if self.abandoned is not None:
+        if (self.state == OVER or not self.deliver(reply, None)) and self.abandoned is not None:
             self.abandoned(reply)
 
     def fail(self, error: BaseException) -> None:
@@ -99,14 +103,11 @@ class RemoteCall:
             self.deliver(None, error)
 
 
-class Batch:
+class Batch(NamedTuple):
     """Calls that were sent together, and their conversation with the server."""
 
-    __slots__ = ("calls", "conversation")
-
-    def __init__(self) -> None:
-        self.calls: list[RemoteCall] = []
-        self.conversation: Conversation | None = None
+    calls: list[RemoteCall]
+    conversation: Conversation
 
 
 class Batcher:
@@ -140,6 +141,14 @@ class Batcher:
         """Whether any call waits or was sent."""
         return bool(self.waiting or self.batches)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether a caller waits for a reply, or a call has to be completed without its caller."""
+        return any(
+            call.state != OVER and (not call.has_given_up or call.must_send or call.abandoned is not None)
+            for call in (*self.waiting, *self._sent())
+        )
+
     def add(self, call: RemoteCall) -> None:
         """Queue a call."""
         if not self.is_busy:
@@ -153,48 +162,31 @@ class Batcher:
             return bool(self.waiting)
         return self._follows and len(self.batches) == 1 and len(self.waiting) >= ENOUGH_TO_FOLLOW
 
-    def next_batch(self, now: float) -> Batch | None:
-        """Return the next batch to send, or `None` if no waiting call is to be sent any more."""
-        waiting, room, batch = self.waiting, self._peer.most_bytes, Batch()
+    def next_message(self, now: float) -> Any | None:
+        """Return the first message of the next batch, or `None` if nothing may or needs to be sent now."""
+        if not self.may_send():
+            return None
         if not self.batches:
             self._silent_since = now
+        calls: list[RemoteCall] = []
+        batch = Batch(calls, self._peer.converse(calls))  # a generator: it begins when the batch is complete
         self.batches.append(batch)
-        while waiting and len(batch.calls) < MOST_PER_BATCH:
-            call = waiting[0]
-            if not _is_wanted(call):
-                waiting.popleft()
-                continue
-            if room is not None:
-                room -= self._peer.size(call.request)
-                if batch.calls and room < 0:
-                    break
-            if batch.calls and (call.alone or batch.calls[0].alone):
-                break
-            batch.calls.append(call)
-            call.state = SENT
-            waiting.popleft()
-        if not batch.calls:
+        self._fill(calls)
+        if not calls:
             self.batches.pop()
             return None
-        batch.conversation = self._peer.converse(batch.calls)
-        return batch
+        return next(batch.conversation)
 
-    def hear(self, now: float) -> None:
-        """Record that something arrived from the server."""
+    def receive(self, reply: Any, now: float) -> Any | None:
+        """Pass the reply to the first batch, and return the next message of its conversation, or `None` if it is over."""
         self._heard = self._silent_since = now
-
-    def rotate(self) -> None:
-        """Put the first batch behind the second: it has sent another message, whose reply comes later."""
-        self.batches.rotate(-1)
-
-    def finish(self, again: Iterable[RemoteCall] = ()) -> None:
-        """Remove the first batch, whose conversation is over; send some of its calls again, each in its own batch."""
-        calls = self.batches[0].calls
-        self._send_again([call for call in again if call.state == SENT], alone=True)
-        self.batches.popleft()
-        for call in calls:
-            if call.state == SENT:
-                call.fail(self._peer.failure(ValueError("there was no reply to this call")))
+        try:
+            message = self.batches[0].conversation.send(reply)
+        except StopIteration as stop:
+            self._finish(stop.value)
+            return None
+        self.batches.rotate(-1)  # the reply to that message comes after the reply to the second batch
+        return message
 
     def lose(self, cause: BaseException) -> None:
         """Fail the calls that were sent, because the connection is lost; requeue those that the peer may repeat."""
@@ -255,7 +247,33 @@ class Batcher:
     def find_caller(self) -> RemoteCall | None:
         """Return a call whose caller still waits, or `None`."""
         calls = (*self._sent(), *self.waiting)
-        return next((call for call in calls if call.state != OVER and not call.is_abandoned()), None)
+        return next((call for call in calls if call.state != OVER and not call.has_given_up), None)
+
+    def _fill(self, calls: list[RemoteCall]) -> None:
+        """Move waiting calls into a batch."""
+        waiting, room = self.waiting, self._peer.most_bytes
+        while waiting and len(calls) < MOST_PER_BATCH:
+            call = waiting[0]
+            if not _is_wanted(call):
+                waiting.popleft()
+                continue
+            if room is not None:
+                room -= self._peer.size(call.request)
+                if calls and room < 0:
+                    break
+            if calls and (call.alone or calls[0].alone):
+                break
+            calls.append(call)
+            call.state = SENT
+            waiting.popleft()
+
+    def _finish(self, again: Iterable[RemoteCall]) -> None:
+        """Remove the first batch, whose conversation is over; send some of its calls again, each in its own batch."""
+        if again:
+            self._send_again([call for call in again if call.state == SENT], alone=True)
+        for call in self.batches.popleft().calls:
+            if call.state == SENT:
+                call.fail(self._peer.failure(ValueError("there was no reply to this call")))
 
     def _sent(self) -> list[RemoteCall]:
         return [call for batch in self.batches for call in batch.calls]
@@ -282,6 +300,6 @@ class Batcher:
 
 def _is_wanted(call: RemoteCall) -> bool:
     """Return whether a waiting call is to be sent; if not, end it."""
-    if call.state == WAITING and call.is_abandoned() and not call.must_send:
+    if call.state == WAITING and call.has_given_up and not call.must_send:
         call.state = OVER
     return call.state == WAITING

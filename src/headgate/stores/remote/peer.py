@@ -68,20 +68,30 @@ class Wire(Protocol):
         """Close the connection."""
 
 
-class AsyncWire(Protocol):
-    """A connection for tasks."""
+class Receiver(Protocol):
+    """Receives what happens on a connection for tasks; called in the event loop."""
 
-    async def is_over(self) -> bool:
+    def receive(self, reply: Any) -> None:
+        """Process the next reply, in the order of the messages."""
+
+    def lose(self, cause: BaseException) -> None:
+        """Close the connection, which failed or was closed by the server."""
+
+
+class AsyncWire(Protocol):
+    """A connection for tasks. It calls its `Receiver` until it is closed."""
+
+    def is_over(self) -> bool:
         """Like `Wire.is_over`."""
 
     def send(self, message: Any) -> None:
         """Send a message; if the peer `follows`, also before the previous one is answered."""
 
-    async def receive(self) -> Any:
-        """Return the next reply, in the order of the messages, however long it takes."""
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection, without waiting for the server."""
+
+    async def wait_closed(self) -> None:
+        """Wait until a closed connection has freed its resources in this process."""
 
 
 class Peer(Protocol):
@@ -112,7 +122,7 @@ class Peer(Protocol):
     def connect(self, seconds: float) -> Wire:
         """Return a new connection for threads; called in a dedicated thread. No caller waits for it after `seconds`."""
 
-    async def connect_async(self, seconds: float) -> AsyncWire:
+    async def connect_async(self, seconds: float, receiver: Receiver) -> AsyncWire:
         """Return a new connection for tasks; cancelled after `seconds`, or a little later."""
 
     def failure(self, cause: BaseException) -> StoreError:

@@ -1,4 +1,4 @@
-"""The driver for coroutines: one connection per event loop, and one task that sends batches and receives replies."""
+"""The driver for coroutines: one connection per event loop. Replies arrive in callbacks; only connecting takes a task."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class TaskCall(RemoteCall):
 
     future: asyncio.Future[Any]
 
-    def is_abandoned(self) -> bool:
-        return self.future.cancelled()
-
-    def deliver(self, reply: Any, error: BaseException | None) -> None:
+    def deliver(self, reply: Any, error: BaseException | None) -> bool:
         self.state = OVER
+        if self.future.done():
+            return False  # its caller was cancelled
         if error is None:
             self.future.set_result(reply)
-        elif not self.future.done():
+        else:
             self.future.set_exception(error)
+        return True
 
 
 class AsyncEngine:
@@ -64,17 +64,18 @@ class AsyncEngine:
         Raises:
             StoreError: There is no reply.
         """
-        future = self._start(request, due, must_send, abandoned)
+        call = self._start(request, due, must_send, abandoned)
         try:
-            return await future
+            return await call.future
         except asyncio.CancelledError:
-            if abandoned is not None and future.done() and not future.cancelled() and not future.exception():
-                abandoned(future.result())
+            call.has_given_up = True
+            if abandoned is not None and _has_reply(call.future):
+                abandoned(call.future.result())
             raise
 
     def tell(self, request: Any, due: float) -> None:
         """Send a request whose reply no caller waits for; a failure is logged."""
-        self._start(request, due, must_send=True).add_done_callback(_log_failure)
+        self._start(request, due, must_send=True).future.add_done_callback(_log_failure)
 
     async def aclose(self) -> None:
         """Close the connection of this event loop when its calls have ended; have other loops do the same."""
@@ -99,7 +100,7 @@ class AsyncEngine:
 
     def _start(
         self, request: Any, due: float, must_send: bool, abandoned: Abandoned | None = None
-    ) -> asyncio.Future[Any]:
+    ) -> TaskCall:
         loop = asyncio.get_running_loop()
         engine = self._by_loop.get(loop)
         if self._is_closed and not (must_send and engine):
@@ -108,7 +109,7 @@ class AsyncEngine:
         call = TaskCall(request, time.monotonic(), due, must_send, abandoned)
         call.future = loop.create_future()
         engine.start(call)
-        return call.future
+        return call
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> LoopEngine:
         self._abandon_closed_loops()
@@ -125,7 +126,7 @@ class AsyncEngine:
 
 
 class LoopEngine:
-    """Calls of the running event loop to one server."""
+    """Calls of the running event loop to one server; receives the replies on its connection (`Receiver`)."""
 
     def __init__(self, peer: Peer, deadline: float, on_close: Callable[[], object]) -> None:
         self._peer = peer
@@ -133,25 +134,41 @@ class LoopEngine:
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._wire: AsyncWire | None = None
-        self._runner: asyncio.Task[None] | None = None
-        self._abort_cause: Exception | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._is_scheduled = False
         self._timer: asyncio.Handle | None = None
         self._timer_due = float("inf")
+        self._idle: asyncio.Future[None] | None = None
         self._keeper: AsyncGenerator[None, None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def start(self, call: TaskCall) -> None:
         """Queue a call. It is sent in the next turn of the event loop, together with all others of this turn."""
         self._batcher.add(call)
-        if self._runner is None:
-            self._start_runner()
-        elif self._batcher.batches and self._batcher.may_send():
-            try:
-                self._send_batches()
-            except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
-                self._abort(cause)
+        if not self._is_scheduled and self._batcher.may_send():
+            self._is_scheduled = True
+            self._loop.call_soon(self._send)
         if self._batcher.alarm < self._timer_due:
             self._set_timer(call.since)
+
+    def receive(self, reply: Any) -> None:
+        """Answer calls with a reply of the server, and send what can be sent now."""
+        assert self._wire is not None
+        try:
+            message = self._batcher.receive(reply, time.monotonic())
+            if message is not None:
+                self._wire.send(message)
+        except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
+            self.lose(cause)
+            return
+        if self._batcher.waiting or self._idle is not None:
+            self._send()
+
+    def lose(self, cause: BaseException) -> None:
+        """Close the connection, and fail the calls that were sent; the others get a new connection."""
+        self._batcher.lose(cause)
+        self._hang_up()
+        self._send()
 
     async def aclose(self) -> None:
         """Wait for calls in progress, then close the connection."""
@@ -165,110 +182,69 @@ class LoopEngine:
         self._closing = self._loop.create_task(self.aclose())
 
     def abandon(self) -> None:
-        """End the runner of an event loop that was closed during calls: nothing will run it again."""
-        if self._runner is not None:
-            coroutine: Any = self._runner.get_coro()
-            self._runner._log_destroy_pending = False  # type: ignore[attr-defined]  # there is no public way to say so
+        """Stop connecting for an event loop that was closed during calls: nothing will run it again."""
+        if self._connecting is not None:
+            coroutine: Any = self._connecting.get_coro()
+            self._connecting._log_destroy_pending = False  # type: ignore[attr-defined]  # there is no public way to say so
             with contextlib.suppress(RuntimeError):  # it would have to wait
                 coroutine.close()
 
-    async def _wait_for_calls(self) -> None:
-        while self._runner is not None:
-            await asyncio.wait([self._runner])
+    def _send(self) -> None:
+        """Send the batches that may be sent now, or connect first."""
+        self._is_scheduled = False
+        batcher = self._batcher
+        if self._wire is not None and not batcher.batches and self._wire.is_over():
+            self._hang_up()
+        if self._wire is None:
+            if batcher.waiting and self._connecting is None:
+                self._start_connecting()
+        else:
+            try:
+                while (message := batcher.next_message(time.monotonic())) is not None:
+                    self._wire.send(message)
+            except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
+                self.lose(cause)
+        if self._idle is not None and not batcher.is_needed:
+            self._idle.set_result(None)
+            self._idle = None
 
-    def _start_runner(self) -> None:
-        self._runner = self._loop.create_task(self._run())
-        self._runner.add_done_callback(self._on_runner_end)
+    def _start_connecting(self) -> None:
+        seconds = self._batcher.time_to_connect(time.monotonic())
+        self._connecting = self._loop.create_task(self._connect(seconds))
+        self._connecting.add_done_callback(self._on_connecting_end)
 
-    def _on_runner_end(self, runner: asyncio.Task[None]) -> None:
-        """Start another runner if calls are left, because this one was cancelled, perhaps before its first step."""
-        self._runner = None
-        if self._batcher.is_busy:
-            self._start_runner()
-
-    async def _run(self) -> None:
-        """Send and receive until no call is left."""
+    async def _connect(self, seconds: float) -> None:
         if self._keeper is None:
             self._keeper = self._keep()
             await anext(self._keeper)
-        if self._wire is not None and await self._wire.is_over():
-            await self._hang_up()
-        while self._batcher.is_busy:
-            try:
-                await self._step()
-            except asyncio.CancelledError:
-                await self._on_cancelled()
-            except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
-                await self._lose(cause)
+        self._wire = await self._peer.connect_async(seconds, self)
 
-    async def _step(self) -> None:
-        """Connect, send, or receive one reply."""
-        batcher = self._batcher
-        if self._wire is None:
-            await self._connect()
-        elif not batcher.batches:
-            self._send_batches()
-        else:
-            reply = await self._wire.receive()
-            batcher.hear(time.monotonic())
-            conversation = batcher.batches[0].conversation
-            assert conversation is not None
-            try:
-                message = conversation.send(reply)
-            except StopIteration as stop:
-                batcher.finish(stop.value)
-            else:
-                batcher.rotate()
-                self._wire.send(message)
-            self._send_batches()
-
-    def _send_batches(self) -> None:
-        """Send the batches that may be sent now."""
-        while self._wire is not None and self._batcher.may_send():
-            batch = self._batcher.next_batch(time.monotonic())
-            if batch is not None and batch.conversation is not None:
-                self._wire.send(next(batch.conversation))
-
-    async def _connect(self) -> None:
-        seconds = self._batcher.time_to_connect(time.monotonic())
-        try:
-            self._wire = await self._peer.connect_async(seconds)
-        except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
+    def _on_connecting_end(self, connecting: asyncio.Task[None]) -> None:
+        """Send the waiting calls, or fail them; connect again if another task cancelled it."""
+        if connecting is not self._connecting:
+            return  # given up
+        self._connecting = None
+        if connecting.cancelled():
+            self._batcher.drop_abandoned()
+        elif (cause := connecting.exception()) is not None:
             self._batcher.cannot_connect(cause)
         else:
             self._batcher.connected()
+        self._send()
 
-    def _abort(self, cause: Exception) -> None:
-        """Have the runner close the connection, or give up connecting."""
-        if self._runner is not None and self._abort_cause is None:
-            self._abort_cause = cause
-            self._runner.cancel()
-
-    async def _on_cancelled(self) -> None:
-        cause = self._abort_cause
-        if cause is None:
-            # Cancelled by another task, or by the end of the event loop. Calls that were not sent get a new runner.
-            self._batcher.drop_abandoned()
-            await self._lose(InterruptedError("a task of the event loop was cancelled during a call"))
-            raise asyncio.CancelledError
-        self._abort_cause = None
-        assert self._runner is not None
-        self._runner.uncancel()
-        if self._wire is None:
+    def _give_up(self) -> None:
+        """Close a connection on which the server is silent, or stop connecting."""
+        cause = TimeoutError("no reply in time")
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
             self._batcher.cannot_connect(cause)
-        else:
-            await self._lose(cause)
+        self.lose(cause)
 
-    async def _lose(self, cause: BaseException) -> None:
-        """Fail the calls that were sent, and close the connection."""
-        self._abort_cause = None
-        self._batcher.lose(cause)
-        await self._hang_up()  # last, because it may take a moment
-
-    async def _hang_up(self) -> None:
+    def _hang_up(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:
-            await wire.close()
+            wire.close()
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:
@@ -284,9 +260,17 @@ class LoopEngine:
         self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
         if now >= self._batcher.alarm and self._batcher.expire(now):
-            self._abort(TimeoutError("no reply in time"))
+            self._give_up()
+        elif self._idle is not None:
+            self._send()
         if self._batcher.is_busy:
             self._set_timer(now)
+
+    async def _wait_for_calls(self) -> None:
+        while self._batcher.is_needed:
+            if self._idle is None:
+                self._idle = self._loop.create_future()
+            await asyncio.shield(self._idle)
 
     async def _keep(self) -> AsyncGenerator[None, None]:
         """Keep the connection open. An event loop that ends properly closes its generators, and so the connection."""
@@ -297,7 +281,14 @@ class LoopEngine:
             self._on_close()
             if self._timer is not None:
                 self._timer.cancel()
-            await self._hang_up()
+            wire = self._wire
+            self._hang_up()
+            if wire is not None:
+                await wire.wait_closed()
+
+
+def _has_reply(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _log_failure(reply: asyncio.Future[Any]) -> None:

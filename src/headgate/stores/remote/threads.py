@@ -11,6 +11,7 @@ the connection may be in an undefined state. It is closed, and the calls that we
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.base import REENTERED, new_rlock, while_locked
+from headgate.stores.base import REENTERED, while_locked
 from headgate.stores.remote.batching import GRACE, OVER, Abandoned, Batcher, RemoteCall
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Wire
@@ -38,12 +39,11 @@ class ThreadCall(RemoteCall):
         wakeup: Wakes the thread.
         reply: The reply, once the call is over.
         error: The error instead of a reply.
-        has_given_up: Whether the thread was interrupted, or never waited.
         is_awake: Whether the thread has seen that the call is over.
         to_wake: The calls whose threads are to be woken.
     """
 
-    __slots__ = ("error", "has_given_up", "is_awake", "reply", "to_wake", "wakeup")
+    __slots__ = ("error", "is_awake", "reply", "to_wake", "wakeup")
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class ThreadCall(RemoteCall):
         self.is_awake = False
         self.reply: Any = None
         self.error: BaseException | None = None
-        self.has_given_up = False
 
-    def is_abandoned(self) -> bool:
-        return self.has_given_up
-
-    def deliver(self, reply: Any, error: BaseException | None) -> None:
+    def deliver(self, reply: Any, error: BaseException | None) -> bool:
+        if self.has_given_up:
+            self.state = OVER
+            return False
         self.reply, self.error = reply, error
         self.state = OVER
         self.to_wake.append(self)
+        return True
 
 
 class ThreadEngine:
@@ -141,7 +141,7 @@ class ThreadDispatcher:
         self._deadline = deadline
         self._failures: tuple[type[Exception], ...] = (*peer.failures, *FAILURES)
         self._batcher = Batcher(peer, deadline)
-        self._lock: Any = new_rlock()
+        self._lock: Any = threading.RLock()
         self._wire: Wire | None = None
         self._connecting: Connecting[Wire] | None = None
         self._connected = WakeUp()
@@ -267,7 +267,7 @@ class ThreadDispatcher:
             call.abandoned(call.reply)  # it arrived, but the caller did not see it
             call.abandoned = None
         leader = self._leader
-        if leader is None or leader.state == OVER or leader.is_abandoned():
+        if leader is None or leader.state == OVER or leader.has_given_up:
             self._leader = self._batcher.find_caller() if has_left else call
             if has_left and isinstance(self._leader, ThreadCall):
                 self.to_wake.append(self._leader)  # last: the server has just begun
@@ -282,12 +282,12 @@ class ThreadDispatcher:
         if self._wire is None:
             self._connect(now)
             return
-        batch = self._batcher.next_batch(now)
-        if batch is not None and batch.conversation is not None:
-            try:
-                self._wire.send(next(batch.conversation))
-            except self._failures as cause:
-                self._lose(cause)
+        try:
+            message = self._batcher.next_message(now)
+            if message is not None:
+                self._wire.send(message)
+        except self._failures as cause:
+            self._lose(cause)
 
     def _connect(self, now: float) -> None:
         connect = partial(self._peer.connect, self._batcher.time_to_connect(now))
@@ -308,18 +308,11 @@ class ThreadDispatcher:
                 if reply is PENDING:
                     return
                 self._heard = now
-                self._batcher.hear(now)
-                self._reply_to_conversation(self._wire, reply)
+                message = self._batcher.receive(reply, now)
+                if message is not None:
+                    self._wire.send(message)
         except self._failures as cause:
             self._lose(cause)
-
-    def _reply_to_conversation(self, wire: Wire, reply: Any) -> None:
-        conversation = self._batcher.batches[0].conversation
-        assert conversation is not None
-        try:
-            wire.send(conversation.send(reply))
-        except StopIteration as stop:
-            self._batcher.finish(stop.value)
 
     def _finish_connecting(self, connecting: Connecting[Wire], now: float) -> None:
         if not connecting.is_over:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate_server.begin import begin
+from headgate_server.http.taskless import run_without_task
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def test_what_never_waits_ends_at_once(under_way: set[Any]) -> None:
     async def work() -> None:
         seen.append("done")
 
-    begin(work(), asyncio.get_running_loop(), under_way)
+    run_without_task(work(), asyncio.get_running_loop(), under_way)
     assert seen == ["done"]
     assert not under_way
 
@@ -40,7 +40,7 @@ async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
         except ValueError as error:
             seen.append(str(error))
 
-    begin(work(), loop, under_way)
+    run_without_task(work(), loop, under_way)
     assert len(under_way) == 1
     first.set_result(1)
     second.set_exception(ValueError("second"))
@@ -62,7 +62,7 @@ async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], tur
             seen.append(type(error))
             raise
 
-    begin(work(), asyncio.get_running_loop(), under_way)
+    run_without_task(work(), asyncio.get_running_loop(), under_way)
     for _ in range(turns):
         await asyncio.sleep(0)
     [waiting] = under_way
@@ -80,7 +80,7 @@ async def test_two_may_wait_for_the_same(under_way: set[Any]) -> None:
         seen.append(await awaited)
 
     for _ in range(2):
-        begin(work(), loop, under_way)
+        run_without_task(work(), loop, under_way)
     awaited.set_result(1)
     while under_way:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -97,7 +97,7 @@ async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None
             await asyncio.sleep(0)
             seen.append("tidied")
 
-    begin(work(), asyncio.get_running_loop(), under_way)
+    run_without_task(work(), asyncio.get_running_loop(), under_way)
     [waiting] = under_way
     waiting.cancel()
     while under_way:  # noqa: ASYNC110
@@ -117,7 +117,7 @@ async def test_context_variables_are_its_own_all_the_way(under_way: set[Any]) ->
         seen.append(request.get())
 
     for name in ("a", "b"):
-        begin(work(name), asyncio.get_running_loop(), under_way)
+        run_without_task(work(name), asyncio.get_running_loop(), under_way)
     assert request.get() == "none"
     while under_way:  # noqa: ASYNC110
         await asyncio.sleep(0)

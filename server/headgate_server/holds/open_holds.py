@@ -1,4 +1,4 @@
-"""The open holds that one process remembers, bounded in number."""
+"""Open holds that one process took, bounded in number."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from headgate import AsyncHold
 
-MOST_OPEN = 20_000
+MAX_OPEN = 20_000
 
 
 class OpenHold(NamedTuple):
-    """A hold that is open as far as this process knows; after `due` (microseconds) no one can settle it any more."""
+    """A hold that is open as far as this process knows; after `due` (microseconds) it can no longer be settled."""
 
     limiter: str
     hold: AsyncHold
@@ -21,27 +21,22 @@ class OpenHold(NamedTuple):
 
 
 class OpenHolds:
-    """Open holds by id, at most `MOST_OPEN`."""
+    """Open holds by id, at most `MAX_OPEN`."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, OpenHold] = {}
         self._by_caller: Counter[str] = Counter()
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def of_caller(self, caller: str) -> int:
-        """Return how many holds of a caller are open."""
+        """Return the number of open holds of a caller."""
         return self._by_caller[caller]
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._by_id) >= MOST_OPEN
-
-    @property
-    def is_half_full(self) -> bool:
-        return len(self._by_id) >= MOST_OPEN // 2
-
     def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int, caller: str = "") -> None:
-        """Remember a hold until it is due; if there are too many, forget the oldest."""
-        if self.is_full:
+        """Remember a hold until it is due; drop the oldest if there are too many."""
+        if len(self._by_id) >= MAX_OPEN:
             self.drop(next(iter(self._by_id)))
         self._by_id[hold_id] = OpenHold(limiter, hold, due, caller)
         self._by_caller[caller] += 1
@@ -56,13 +51,13 @@ class OpenHolds:
             self._by_id[hold_id] = found._replace(due=due)
 
     def disarm(self, hold_id: str) -> None:
-        """Forget a hold that was settled by its id, by code that has called the hooks already."""
+        """Drop a hold whose hooks were called by the code that settled it."""
         found = self.drop(hold_id)
         if found is not None:
             found.hold.forget()
 
     def drop(self, hold_id: str) -> OpenHold | None:
-        """Forget a hold, and return it. If it was not settled, its hooks are called when it is no longer used."""
+        """Drop a hold, and return it. If it was not settled, its hooks are called when it is garbage-collected."""
         found = self._by_id.pop(hold_id, None)
         if found is not None:
             self._by_caller[found.caller] -= 1
@@ -74,12 +69,9 @@ class OpenHolds:
         """Return the ids of the holds that can no longer be settled."""
         return [hold_id for hold_id, hold in self._by_id.items() if hold.due <= now]
 
-    def is_due(self, hold_id: str, now: int) -> bool:
-        return hold_id in self._by_id and self._by_id[hold_id].due <= now
-
-    def next_few(self, most: int) -> list[str]:
+    def next_few(self, number: int) -> list[str]:
         """Return the ids that this method has not returned for longest."""
-        few = list(islice(self._by_id, most))
+        few = list(islice(self._by_id, number))
         for hold_id in few:
             self._by_id[hold_id] = self._by_id.pop(hold_id)
         return few

@@ -1,4 +1,4 @@
-"""A hold that is rebuilt from its note, to be settled, confirmed or renewed by any worker."""
+"""Rebuild a hold from its record, so that any worker can settle, confirm or renew it."""
 
 from __future__ import annotations
 
@@ -11,97 +11,103 @@ from headgate.costs import Cost, Costs, Units
 from headgate.keys import Key
 from headgate.policy import SHADOW, AsyncVersion
 from headgate.quotas import quotas_of
-from headgate.stores import UNLIMITED, Answer, AsyncGate, AsyncNotes, Receipts, Request
-from headgate_server.hold_notes import HoldNote
+from headgate.stores import UNLIMITED, Answer, AsyncGate, Receipts, Request
+from headgate_server.holds.stored import StoredHold
 
 logger = logging.getLogger("headgate")
 
 
 class RestoredHold:
-    """A hold, rebuilt from its note for the rules that its limiter has now.
+    """A hold, rebuilt from its record for the current rules of its limiter.
 
-    Rules that were added since the hold was taken get nothing back; neither does a store that did not charge it.
+    Rules added since the hold was taken get nothing back. Neither does a store that did not charge the hold.
+
+    Args:
+        limiter: The limiter.
+        stored: The hold in the store.
+        to_renew: Whether its leases are renewed; then receipts that may have been used are included.
     """
 
-    def __init__(self, limiter: AsyncLimiter, notes: AsyncNotes, note: HoldNote) -> None:
+    def __init__(self, limiter: AsyncLimiter, stored: StoredHold, *, to_renew: bool = False) -> None:
         self._limiter = limiter
-        self._note = note
-        receipts = note.receipts if note.receipts is not None and limiter.store.notes is notes else ()
-        charged = dict(zip(note.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
+        self._record = record = stored.record
+        may_refund = limiter.store.notes is stored.notes and (to_renew or not record.lost)
+        receipts = (record.receipts or ()) if may_refund else ()
+        charged = dict(zip(record.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
         self._gate, shadows = _shadowed(limiter, receipts)
         by_identity = {rule.identity: rule for rule in limiter.rules}
         rules = limiter.rules
-        if note.rules != tuple(by_identity):
-            rules = tuple(by_identity[identity] for identity in note.rules if identity in by_identity)
+        if record.rules != tuple(by_identity):
+            rules = tuple(by_identity[identity] for identity in record.rules if identity in by_identity)
             charged = {identity: charged[identity] for identity in charged if identity in by_identity}
-            self._gate = _Remainder(self._gate, limiter, rules, tuple(charged.values()), shadows)
+            self._gate = _RemainingRules(self._gate, limiter, rules, tuple(charged.values()), shadows)
         self._receipts: Receipts | None = (*charged.values(), *shadows) or None
         self._rules = rules
         self._units = Units(limiter.name, rules)
-        self._cost = self._known(note.cost)
+        self._cost = self._known(record.cost)
 
-    def standing(self, cost: Cost) -> Cost:
-        """Return the cost that stands if the hold is settled at this one.
+    def final_cost(self, cost: Cost) -> Cost:
+        """Return the final cost if the hold is settled at this cost.
 
         Raises:
-            ConfigError: It is not a whole number, or not of a unit that the limiter counts.
+            ConfigError: The cost is not a whole number, or names a unit that the limiter does not count.
         """
         final = self._units.settled(cost, self._units.costs(self._cost))
         return cost if isinstance(cost, int) else self._units.named(final)
 
     def check_excess(self, cost: Cost) -> None:
-        """Refuse, before it stands, a cost that could not even be recorded where nothing is counted yet.
+        """Refuse a cost that could not be recorded even in a fresh state, before it becomes final.
 
         Raises:
-            CostTooHigh: So many units can never be counted.
-            ConfigError: It is not a whole number, or not of a unit that the limiter counts.
+            CostTooHigh: The excess is above what a rule can count.
+            ConfigError: The cost is not a whole number, or names a unit that the limiter does not count.
         """
         held = self._units.costs(self._cost)
         _, more = self._units.difference(held, self._units.settled(cost, held))
         each = more if isinstance(more, tuple) else (more,) * len(self._rules)
         for rule, units in zip(self._rules, each, strict=True):
             if units:
-                algorithm_for(rule, rule.quota_for(self._note.tier)).record(None, 0, units, 0)
+                algorithm_for(rule, rule.quota_for(self._record.tier)).record(None, 0, units, 0)
 
     def hold(self, *, calls_hooks: bool) -> AsyncHold:
-        """Return the hold; `calls_hooks` says whether the limiter's hooks are called when it ends."""
-        limiter, note = self._limiter, self._note
+        """Return the hold; with `calls_hooks`, the limiter's hooks are called at its end."""
+        limiter, record = self._limiter, self._record
         new_hold: Callable[..., AsyncHold] = limiter.new_hold if calls_hooks else AsyncHold
-        quotas = quotas_of(limiter.rules, note.quota) if self._rules == limiter.rules else None
+        quotas = quotas_of(limiter.rules, record.quota) if self._rules == limiter.rules else None
         return new_hold(
             self._gate,
             UNLIMITED,
             self._receipts,
-            note.key,
+            record.key,
             self._cost,
-            note.tier,
+            record.tier,
             units=self._units,
             quotas=quotas,
         )
 
     async def settle(self, cost: Cost, *, calls_hooks: bool) -> bool:
-        """Give units back or record more, after the outcome was noted; return `AsyncHold.degraded`."""
+        """Give units back or record more, after the outcome became final; return `AsyncHold.degraded`."""
         hold = self.hold(calls_hooks=calls_hooks)
         try:
             await hold.settle(cost)
-        except (ConfigError, CostTooHigh) as error:  # the outcome is noted, so it cannot be changed any more
+        except (ConfigError, CostTooHigh) as error:  # too late to refuse the cost
             logger.warning(
                 "units above a hold of %s could not be recorded, in limiter %r: %s",
-                self._note.cost,
+                self._record.cost,
                 self._limiter.name,
                 error,
             )
         return hold.degraded
 
     def _known(self, cost: Cost) -> Cost:
-        """Return a cost without the units that no rule counts any more."""
+        """Return a cost without units that no rule counts now."""
         if isinstance(cost, int):
             return cost
         return {rule.unit: cost.get(rule.unit, 0) for rule in self._rules} or 0
 
 
-class _Remainder:
-    """The gate of a hold some of whose rules are gone."""
+class _RemainingRules:
+    """The gate of a hold, if its limiter has other rules now: refunds go to the rules that are left."""
 
     def __init__(
         self,

@@ -193,7 +193,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         """The clock that it waits by: the one it was given, or that of its store."""
         return self._clock
 
-    def on_change(self, notify: Callable[[], None]) -> None:
+    def _on_change(self, notify: Callable[[], None]) -> None:
         """Register a method to be called whenever `current` was replaced; its object is referenced weakly."""
 
     def __repr__(self) -> str:

@@ -68,7 +68,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     The server is never started: reaching it counts as exit code 0.
     """
     monkeypatch.chdir(tmp_path)
-    for function in ("serve", "serve_with_workers"):
+    for function in ("serve", "run_workers"):
         monkeypatch.setattr(f"headgate_services.common.starting.{function}", lambda *args, **options: 0)
 
     def run(*arguments: str, **variables: object) -> tuple[int, str]:

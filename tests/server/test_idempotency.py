@@ -126,7 +126,7 @@ async def test_a_call_whose_outcome_is_unknown_is_not_made_again(
 async def test_idempotency_key_expires(place: Place, open_store: OpenStore) -> None:
     store, calls, work = open_store(), IdempotentCalls(problem_from), Work()
     await made(calls, store, work)
-    place.let_notes_expire()
+    place.expire_notes()
     assert await made(calls, store, work) == b'{"made":2}'
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headgate import AsyncHold, AsyncLimiter, Hold, Limiter
-from headgate._async.hold import PendingHold
 
 AnyLimiter = Limiter | AsyncLimiter
 AnyHold = Hold | AsyncHold
@@ -22,7 +21,7 @@ async def done(result: Any) -> Any:
 @asynccontextmanager
 async def entered(manager: Any) -> AsyncIterator[Any]:
     """Enter a context manager of either kind."""
-    if isinstance(manager, AsyncLimiter | PendingHold | AsyncHold):
+    if hasattr(manager, "__aenter__") and not isinstance(manager, Hold):
         async with manager as value:
             yield value
     else:

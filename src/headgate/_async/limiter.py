@@ -400,7 +400,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
 
         return guarded
 
-    def in_memory(self, clock: Clock | None) -> AsyncLimiter:
+    def _in_memory(self, clock: Clock | None) -> AsyncLimiter:
         """Return a limiter with the same rules and no counts, in private memory, for tests."""
         strict = self._has_strict_tiers
         if self.quotas is None:

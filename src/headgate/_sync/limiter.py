@@ -389,7 +389,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
 
         return guarded
 
-    def in_memory(self, clock: Clock | None) -> Limiter:
+    def _in_memory(self, clock: Clock | None) -> Limiter:
         """Return a limiter with the same rules and no counts, in private memory, for tests."""
         strict = self._has_strict_tiers
         if self.quotas is None:

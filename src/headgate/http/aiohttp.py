@@ -29,7 +29,7 @@ from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
 from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.view_limits import DeclaredLimit, check_order, limits_around, watch
+from headgate.http.view_limits import DeclaredLimit, LimitDefaults, check_order, limits_around, watch
 from headgate.http.view_limits import exempt as exempt
 from headgate.stores import AsyncStore
 
@@ -60,6 +60,10 @@ def limit(
     return HandlerLimit(rules, default, name, store, clock, seen)
 
 
+DEFAULTS: web.AppKey[LimitDefaults] = web.AppKey("headgate.defaults", dict)  # type: ignore[arg-type]
+"""Key of the defaults of an application."""
+
+
 def decision(request: web.Request) -> Decision | None:
     """Return the decision of the most recent limit checked for a request; `None` if no limit was checked."""
     exchange: ASGIExchange | None = request.get(EXCHANGE)
@@ -88,6 +92,7 @@ class HandlerLimit(DeclaredLimit):
         exchange: ASGIExchange | None = request.get(EXCHANGE)
         if exchange is None:
             raise ConfigError("a handler has a limit, but the application has none: call install(app) once")
+        self.use_defaults(request.config_dict.get(DEFAULTS, LimitDefaults()))
         own = self.limit_for(AsyncLimiter)
         if own.exempt is None or not own.exempt(request):
             answer = await exchange.decide(own, scope_of(request), request)
@@ -103,14 +108,19 @@ class RefusedRequest(Exception):
         self.answer = answer
 
 
-def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLimit) -> None:
+def install(
+    app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLimit, **defaults: Unpack[LimitDefaults]
+) -> None:
     """Add the fields to every response of an application, answer refusals, and apply limits to all its requests.
 
-    Call it after adding the middlewares that must run first, such as authentication.
+    Call it after adding the middlewares that must run first, such as authentication. `store=`, `on_store_error=`,
+    `deadline=` and `hooks=` are defaults of all limits that do not have their own.
     """
     check_kind("install", app, web.Application, "for an application of aiohttp")
     outer = [found if isinstance(found, HandlerLimit) else limit(found) for found in limits]
+    app[DEFAULTS] = defaults
     for found in outer:
+        found.use_defaults(defaults)
         found.named("application", AsyncLimiter)
 
     @web.middleware

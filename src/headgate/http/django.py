@@ -2,6 +2,7 @@
 
     MIDDLEWARE = [..., "headgate.http.django.rate_limits"]        # after AuthenticationMiddleware
     HEADGATE_LIMITS = [limit("100/minute", default=True)]        # optional: limits of the whole site
+    HEADGATE_DEFAULTS = {"store": "redis://localhost"}           # optional: also on_store_error, deadline, hooks
 
     @limit("5/minute", key=by_user, count={401})
     def login(request): ...
@@ -31,7 +32,7 @@ from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
-from headgate.http.limit import ViewOptions, on_scope
+from headgate.http.limit import RequestLimit, ViewOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.sync_async import Steps, run, run_async
 from headgate.http.view_limits import DeclaredLimit, class_of, in_force, limits_around
@@ -101,6 +102,11 @@ def decision(request: Any) -> Decision | None:
 
 class DjangoLimit(DeclaredLimit):
     """A decorator that checks a limiter; created by `limit`."""
+
+    def _made(self, kind: type) -> RequestLimit[Any]:
+        defaults: Any = getattr(settings, "HEADGATE_DEFAULTS", {})
+        self.use_defaults(defaults)
+        return super()._made(kind)
 
     def __call__(self, view: View) -> View:
         if not callable(view) or isinstance(view, type):

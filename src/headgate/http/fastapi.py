@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, Unpack
 
 from headgate import AsyncLimiter
 from headgate._checks import check_kind
@@ -51,7 +51,7 @@ from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, ViewOptions
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
-from headgate.http.view_limits import DeclaredLimit, in_force
+from headgate.http.view_limits import DeclaredLimit, LimitDefaults, in_force
 from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
 from headgate.stores import AsyncStore
@@ -195,6 +195,10 @@ class Limit(DeclaredLimit):
         # FastAPI inspects this attribute and awaits the result. A direct call uses the class's method, which reports misuse.
         self.__call__ = self.decide  # type: ignore[method-assign]
 
+    def use_defaults(self, defaults: LimitDefaults) -> None:
+        super().use_defaults(defaults)
+        self._request_limit = None if self.lacks_name else self.limit_for(AsyncLimiter)
+
     @property
     def limiter(self) -> AsyncLimiter:
         """The limiter that decides."""
@@ -287,11 +291,12 @@ def _show(exchange: ASGIExchange, response: Response) -> None:
     response.raw_headers += fields
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, **defaults: Unpack[LimitDefaults]) -> None:
     """Add the fields to every response of an application, and document refusals in its OpenAPI document.
 
     Call it once, before the first request; mounted applications are covered. Call it also on a mounted FastAPI
-    application to complete that application's OpenAPI document.
+    application to complete that application's OpenAPI document. `store=`, `on_store_error=`, `deadline=` and `hooks=` are
+    defaults of all limits of its routes that do not have their own.
     """
     check_kind("install", app, FastAPI, "for an application of FastAPI")
     if app.middleware_stack is not None:
@@ -302,6 +307,9 @@ def install(app: FastAPI) -> None:
     def build_middleware_stack() -> App:
         _register(app.exception_handlers, answer_refusal, RateLimited, CostTooHigh)
         for _, dependant in _routes_of(app):
+            for call in _calls(dependant):
+                if isinstance(call, Limit):
+                    call.use_defaults(defaults)
             _spare(dependant)
         return _Exchanges(build())
 

@@ -35,7 +35,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.view_limits import MARK, DeclaredLimit, check_order, limits_around, watch
+from headgate.http.view_limits import MARK, DeclaredLimit, LimitDefaults, check_order, limits_around, watch
 from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, Environ, StartResponse, WSGIExchange, WSGIScope, accepted_by, respond
 from headgate.stores import Store
@@ -109,6 +109,7 @@ class ViewLimit(DeclaredLimit):
     def decide(self) -> None:
         """Check the current request; raise an HTTPException if it is refused."""
         current: Request = request._get_current_object()  # type: ignore[attr-defined]
+        self.use_defaults(current_app.extensions.get("headgate", {}))
         limit = self.limit_for(Limiter)
         if limit.exempt is not None and limit.exempt(current):
             return
@@ -117,7 +118,7 @@ class ViewLimit(DeclaredLimit):
             raise _error(answer)
 
 
-def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
+def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit, **defaults: Unpack[LimitDefaults]) -> None:
     """Add the fields to every response of an application, answer refusals, and apply limits to all its requests.
 
     Call it once, after registering the `before_request` functions that must run first. A `RateLimited` raised in a view,
@@ -126,14 +127,16 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
     Args:
         app: The application.
         limits: Limits of the whole application, or rules for one.
+        defaults: `store`, `on_store_error`, `deadline` and `hooks` of all limits that do not have their own.
     """
     check_kind("app", app, Flask, "an application, as in install(app, '5/minute')")
     own = [found if isinstance(found, ViewLimit) else limit(found) for found in limits]
     for found in own:
+        found.use_defaults(defaults)
         found.named(app.name, Limiter)
     if "headgate" in app.extensions:
         raise ConfigError(f"install was already called for {app!r}: call it once, with all limits")
-    app.extensions["headgate"] = own
+    app.extensions["headgate"] = defaults
     watch(app, lambda app: app.view_functions.values())
     inner = app.wsgi_app
 

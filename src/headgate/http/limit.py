@@ -211,7 +211,7 @@ class RequestLimit(Generic[AnyLimiter]):
         self._quota_for = quota_for
         self.awaits = any(map(is_async, (self.key, cost, tier, quota)))
         """Whether some function of the request must be awaited."""
-        limiter.on_change(self.renew)  # registered before the first read, so that no change is missed
+        limiter._on_change(self.renew)  # registered before the first read, so that no change is missed
         self.renew()
         all_limits.add(self)
 

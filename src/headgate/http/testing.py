@@ -43,7 +43,7 @@ class FreshLimits:
 
     def substitute(self, limiter: Any) -> Any:
         """Return a limiter with the same rules and no counts."""
-        return limiter.in_memory(self._clock)
+        return limiter._in_memory(self._clock)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from headgate import AsyncLimiter, Limiter, MemoryStore
 from headgate.clock import Clock
 from headgate.errors import ConfigError
-from headgate.http.limit import RequestLimit, ViewOptions, has_already, rule_of, split_options
+from headgate.http.limit import LimiterOptions, RequestLimit, ViewOptions, has_already, rule_of, split_options
 from headgate.rules import rules_from
 
 Marked = TypeVar("Marked")
@@ -21,6 +21,12 @@ Found = TypeVar("Found", bound="DeclaredLimit")
 
 MARK = "headgate_limits"
 """Attribute with the limits of a view or group of views, in order; `None` in the tuple marks an exemption."""
+
+
+class LimitDefaults(LimiterOptions, total=False):
+    """Defaults of all limits of an application, given to `install`."""
+
+    store: Any
 
 
 class DeclaredLimit:
@@ -61,6 +67,21 @@ class DeclaredLimit:
         self._store = MemoryStore(clock=clock) if store is None else store
         self._clock = None if store is None else clock
         self._limits: dict[type, RequestLimit[Any]] = {}
+        self._own = {name: value for name, value in (("store", store), ("clock", clock)) if value is not None}
+        self._has_defaults = False
+
+    def use_defaults(self, defaults: LimitDefaults) -> None:
+        """Use the defaults of an application for everything that was not given; only the first call has an effect."""
+        if self._has_defaults or not defaults or self._limiter is not None:
+            return
+        self._has_defaults = True
+        options: Any = {**defaults, **self._limiter_options}
+        store = options.pop("store", None)
+        if store is not None and "store" not in self._own:
+            self._store, self._clock = store, self._own.get("clock")
+            self._takes_name = not self.name
+        self._limiter_options = options
+        self._limits.clear()
 
     @property
     def lacks_name(self) -> bool:

@@ -38,7 +38,7 @@ class PolicyVersion(Protocol):
     @property
     def shadows(self) -> Sequence[ShadowRule]: ...
 
-    def in_memory(self, clock: Clock | None) -> Any: ...
+    def _in_memory(self, clock: Clock | None) -> Any: ...
 
 
 V = TypeVar("V", bound=PolicyVersion)
@@ -73,9 +73,9 @@ class ReloadingLimiter(Generic[V]):
     def current(self) -> V:
         return self._version
 
-    def in_memory(self, clock: Clock | None) -> Any:
-        """See `Limiter.in_memory`."""
-        return self._version.in_memory(clock)
+    def _in_memory(self, clock: Clock | None) -> Any:
+        """See `Limiter._in_memory`."""
+        return self._version._in_memory(clock)
 
     def shadow_report(self) -> dict[str, ShadowCount]:
         """Return what each shadow rule would have done, by its name, in this process.
@@ -84,7 +84,7 @@ class ReloadingLimiter(Generic[V]):
         """
         return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
 
-    def on_change(self, notify: Callable[[], None]) -> None:
+    def _on_change(self, notify: Callable[[], None]) -> None:
         with self._lock:
             self._listeners = list(filter(lambda listener: listener() is not None, self._listeners))
             self._listeners.append(weakref.WeakMethod(notify))

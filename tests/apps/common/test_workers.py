@@ -92,13 +92,11 @@ def test_mail_without_a_limit_or_with_a_shared_store_may_have_workers(
 ) -> None:
     """Processes that share a store are in test_concurrency.py."""
     started: list[Any] = []
-    monkeypatch.setattr(
-        "headgate_services.common.starting.serve_with_workers",
-        lambda *args, **options: started.extend(args) or 0,
-    )
-    assert command("run", "mail", "--workers", "2", **variables)[0] == 0
-    factory, _, _, number = started
-    assert (callable(resolve_name(factory)), number) == (True, 2)
+    monkeypatch.setattr("headgate_services.common.starting.run_workers", lambda *args: started.extend(args))
+    assert command("run", "mail", "--port", "0", "--workers", "2", **variables)[0] == 0
+    function, _, listener, number, _ = started
+    listener.close()
+    assert (callable(resolve_name(function)), number) == (True, 2)
 
 
 @pytest.mark.parametrize(

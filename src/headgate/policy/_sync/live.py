@@ -73,9 +73,8 @@ class Version(Limiter):
             deadline=policy.deadline,
             on_overload=policy.on_overload,
         )
-        # With a default tier, callers may have any tier.
-        tiers = frozenset(tier for rule in policy.rules for tier in rule.tiers)
-        self._known_tiers = (tiers or None) if policy.default_tier is None else None
+        if policy.default_tier is not None:
+            self._known_tiers = None  # callers may have any tier
         if before is not None:
             self._place_queue = before._place_queue  # whoever waits is woken by holds of every version
         if self._shadowed is not None:
@@ -96,8 +95,8 @@ class Version(Limiter):
         self._shadowed = ShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
         return self._shadowed, new_hold
 
-    def in_memory(self, clock: Clock | None) -> Version:
-        """See `Limiter.in_memory`."""
+    def _in_memory(self, clock: Clock | None) -> Version:
+        """See `Limiter._in_memory`."""
         return Version(self.policy, MemoryStore(clock=clock))
 
     def settling(self, receipts: Receipts | None) -> Gate:

@@ -41,7 +41,7 @@ class ModelActor:
         elif step.op == "hit":
             seen.append(answer(model.hit(now, key, cost, step.tier, quotas)))
         elif step.op == "record":
-            model.record(model.decide(now, key, cost, step.tier, quotas))
+            model.record(model.request(now, key, cost, step.tier, quotas))
         elif step.op == "reset":
             model.reset(key)
         elif self._holds:

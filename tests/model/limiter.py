@@ -77,7 +77,7 @@ Charges = list[Charge | None]
 
 
 @dataclass(frozen=True)
-class Ask:
+class ModelRequest:
     """Who asks for how much, at what time and by which quotas."""
 
     now: int
@@ -94,15 +94,15 @@ class ModelLimiter:
         self.rules = tuple(rules)
         self.books: Books = {} if books is None else books
 
-    def ask(
+    def request(
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
-    ) -> Ask:
-        return Ask(now, key, tuple(rule.cost_of(cost) for rule in self.rules), tier, quotas or {})
+    ) -> ModelRequest:
+        return ModelRequest(now, key, tuple(rule.cost_of(cost) for rule in self.rules), tier, quotas or {})
 
     def hit(
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
     ) -> list[Figures]:
-        return self.take(self.ask(now, key, cost, tier, quotas))[0]
+        return self.take(self.request(now, key, cost, tier, quotas))[0]
 
     def check(
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
@@ -113,58 +113,62 @@ class ModelLimiter:
     def hold(
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
     ) -> tuple[list[Figures], Hold]:
-        ask = self.ask(now, key, cost, tier, quotas)
-        answers, charges = self.take(ask)
+        request = self.request(now, key, cost, tier, quotas)
+        answers, charges = self.take(request)
         admitted = all(answer.allowed for answer in answers)
-        return answers, Hold(self, ask, charges, settled=not admitted)
+        return answers, Hold(self, request, charges, settled=not admitted)
 
-    def record(self, ask: Ask) -> Charges:
+    def record(self, request: ModelRequest) -> Charges:
         return [
-            book.charge(ask.now, cost, rule.quota_for(ask.tier, ask.quotas)) if cost else None
-            for rule, book, cost in zip(self.rules, self._books_of(ask.key), ask.costs, strict=True)
+            book.charge(request.now, cost, rule.quota_for(request.tier, request.quotas)) if cost else None
+            for rule, book, cost in zip(self.rules, self._books_of(request.key), request.costs, strict=True)
         ]
 
     def reset(self, key: Key) -> None:
         for rule in self.rules:
             self.books.pop((rule.name, rule.key_of(key)), None)
 
-    def take(self, ask: Ask, replaces: Charges | None = None) -> tuple[list[Figures], Charges]:
+    def take(self, request: ModelRequest, replaces: Charges | None = None) -> tuple[list[Figures], Charges]:
         """Charge all rules or none; what is replaced is given back first, if all admit."""
         old: Charges = replaces or [None] * len(self.rules)
         admits = []
-        for rule, book, cost, charge in zip(self.rules, self._books_of(ask.key), ask.costs, old, strict=True):
-            quota = rule.quota_for(ask.tier, ask.quotas)
+        for rule, book, cost, charge in zip(
+            self.rules, self._books_of(request.key), request.costs, old, strict=True
+        ):
+            quota = rule.quota_for(request.tier, request.quotas)
             if cost > quota.capacity > 0:
                 raise ValueError(f"{rule.name} could never admit a cost of {cost}")
-            used = used_without(book, charge, quota)(ask.now) if cost else 0
+            used = used_without(book, charge, quota)(request.now) if cost else 0
             admits.append(cost == 0 or (quota.limit > 0 and used + cost <= quota.capacity))
         if not all(admits):
-            return self._figures(ask, admits, old), []
+            return self._figures(request, admits, old), []
         charges: Charges = []
-        for rule, book, cost, charge in zip(self.rules, self._books_of(ask.key), ask.costs, old, strict=True):
-            quota, at = rule.quota_for(ask.tier, ask.quotas), ask.now
+        for rule, book, cost, charge in zip(
+            self.rules, self._books_of(request.key), request.costs, old, strict=True
+        ):
+            quota, at = rule.quota_for(request.tier, request.quotas), request.now
             if charge is not None and book.can_move(charge, quota):
                 at = book.instant(at)  # as it is read with the charge: units never move to an earlier time
                 book.give_back(charge, ceil(charge.held), at)
             charges.append(book.charge(at, cost, quota) if cost else None)
-        return self._figures(ask, admits, old), charges
+        return self._figures(request, admits, old), charges
 
     def _books_of(self, key: Key) -> list[Book]:
         return [self.books.setdefault((rule.name, rule.key_of(key)), rule.new_book()) for rule in self.rules]
 
-    def _figures(self, ask: Ask, admits: Sequence[bool], old: Charges) -> list[Figures]:
+    def _figures(self, request: ModelRequest, admits: Sequence[bool], old: Charges) -> list[Figures]:
         return [
             figures(
                 book,
-                rule.quota_for(ask.tier, ask.quotas),
-                ask.now,
+                rule.quota_for(request.tier, request.quotas),
+                request.now,
                 cost,
                 allowed=allowed,
                 is_bucket=rule.kind == "token_bucket",
                 replaces=charge,
             )
             for rule, book, cost, allowed, charge in zip(
-                self.rules, self._books_of(ask.key), ask.costs, admits, old, strict=True
+                self.rules, self._books_of(request.key), request.costs, admits, old, strict=True
             )
         ]
 
@@ -174,7 +178,7 @@ class Hold:
     """Units that were taken and not settled yet, of the limiter with the limits that were in force then."""
 
     limiter: ModelLimiter
-    ask: Ask
+    request: ModelRequest
     charges: Charges
     settled: bool
 
@@ -189,18 +193,19 @@ class Hold:
             return [cost] * len(self.limiter.rules)
         named = cost or {}
         return [
-            named.get(rule.unit, held) for rule, held in zip(self.limiter.rules, self.ask.costs, strict=True)
+            named.get(rule.unit, held)
+            for rule, held in zip(self.limiter.rules, self.request.costs, strict=True)
         ]
 
     def settle(self, now: int, cost: Cost) -> None:
         if self.settled:
             return
         self.settled = True
-        every = list(zip(self.ask.costs, self.final(cost), self.places, strict=True))
+        every = list(zip(self.request.costs, self.final(cost), self.places, strict=True))
         more = tuple(0 if is_place else max(0, used - held) for held, used, is_place in every)
-        self.limiter.record(replace(self.ask, now=now, costs=more))
+        self.limiter.record(replace(self.request, now=now, costs=more))
         for charge, book, (held, used, is_place) in zip(
-            self.charges, self.limiter._books_of(self.ask.key), every, strict=False
+            self.charges, self.limiter._books_of(self.request.key), every, strict=False
         ):
             back = held if is_place else max(0, held - used)
             if charge is not None and back:  # nothing given back is no change, and so looks at no clock
@@ -210,14 +215,14 @@ class Hold:
         costs = tuple(
             0 if is_place else used for used, is_place in zip(self.final(cost), self.places, strict=True)
         )
-        answers, _ = self.limiter.take(replace(self.ask, now=now, costs=costs), self.charges)
+        answers, _ = self.limiter.take(replace(self.request, now=now, costs=costs), self.charges)
         self.settled = all(answer.allowed for answer in answers)
         return answers
 
     def renew(self, now: int) -> list[Figures]:
         """Extend all leases, or none if one is over; other rules are not asked."""
-        rules, books = self.limiter.rules, self.limiter._books_of(self.ask.key)
-        quotas = [rule.quota_for(self.ask.tier, self.ask.quotas) for rule in rules]
+        rules, books = self.limiter.rules, self.limiter._books_of(self.request.key)
+        quotas = [rule.quota_for(self.request.tier, self.request.quotas) for rule in rules]
         leases = [
             (book, charge, quota)
             for book, charge, quota in zip(books, self.charges, quotas, strict=True)

@@ -77,32 +77,32 @@ class Script:
     def settle(self, number: int, cost: Cost) -> None:
         hold = self.holds[number]
         hold.settle(self.now, cost)
-        self._did("settle", hold.ask.key, cost, hold=number)
-        self.check(0, hold.ask.key, hold.ask.tier)
+        self._did("settle", hold.request.key, cost, hold=number)
+        self.check(0, hold.request.key, hold.request.tier)
 
     def confirm(self, number: int, cost: Cost | None = None) -> bool:
         hold = self.holds[number]
         if hold.settled:
             return True  # a second time it says the same, which is not the store's doing
         answers = hold.confirm(self.now, cost)
-        said = self._said("confirm", answers, hold.ask.key, cost or 0, None, hold=number)
+        said = self._said("confirm", answers, hold.request.key, cost or 0, None, hold=number)
         self._look(hold)
         return said
 
     def renew(self, number: int) -> bool:
         hold = self.holds[number]
-        said = self._said("renew", hold.renew(self.now), hold.ask.key, 0, None, hold=number)
+        said = self._said("renew", hold.renew(self.now), hold.request.key, 0, None, hold=number)
         self._look(hold)
         return said
 
     def _look(self, hold: Hold) -> None:
         """Check what a call has left, without taking that for what it said."""
         last, last_at = self.last, self.last_at
-        self.check(0, hold.ask.key, hold.ask.tier)
+        self.check(0, hold.request.key, hold.request.tier)
         self.last, self.last_at = last, last_at
 
     def record(self, cost: Cost, key: Key = "a", tier: str | None = None) -> None:
-        self.limiter.record(self.limiter.ask(self.now, key, cost, tier))
+        self.limiter.record(self.limiter.request(self.now, key, cost, tier))
         self._did("record", key, cost, tier)
         self.check(0, key, tier)
 
@@ -222,7 +222,7 @@ def fill_and_wait(script: Script) -> Script:
 
 
 def wander(script: Script, costs: Sequence[int]) -> Script:
-    """Ask at chosen and at random instants."""
+    """ModelRequest at chosen and at random instants."""
     period = script.limiter.rules[0].quota.period
     for _ in range(14):
         cost = script.pick(*costs)

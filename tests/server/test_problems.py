@@ -230,7 +230,7 @@ async def test_a_store_without_memory_for_holds_is_told_so(monkeypatch: pytest.M
         raise HoldsUnsupported("the store cannot keep holds")
 
     monkeypatch.setattr(HoldBook, "take", take)
-    assert "cannot remember" in problem(await Server().post("/v1/limiters/login/hold", {"key": "a"}), 501)
+    assert "cannot keep holds" in problem(await Server().post("/v1/limiters/login/hold", {"key": "a"}), 501)
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,10 @@ class Actor:
             outcome = "cancelled"
         except CostTooHigh:
             outcome = "nothing"
-        except RateLimited:  # a policy that refuses hides whether the store charged an earlier attempt
-            outcome = "nothing" if host.policy == "raise" else "unknown"
+        except RateLimited as error:
+            # A refusal by policy or overload hides whether the store charged.
+            is_certain = host.policy == "raise" and not error.decision.degraded
+            outcome = "nothing" if is_certain else "unknown"
         except Interrupted:
             pass
         except StoreError as error:  # also an overload: the call may have been sent late

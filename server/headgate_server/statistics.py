@@ -196,7 +196,7 @@ class Statistics(Hook):
             self.history.save()
 
     def _set_top(self, shown: int) -> None:
-        """Count as many refused keys as the policy shows."""
+        """Set how many of the most refused keys are counted; 0 disables it."""
         if shown != self._shown:
             self._shown = shown
             self._refused = TopKeys(shown * _COUNTED_PER_SHOWN) if shown else None

@@ -82,7 +82,7 @@ class HoldBase(Unpicklable):
         return self.decision.allowed
 
     if not TYPE_CHECKING:  # type checkers report a hold of the wrong kind themselves
-        # `Hold` and `AsyncHold` replace the methods of their own protocol.
+        # `Hold` and `AsyncHold` replace the methods of the context manager protocol that they support.
 
         def __enter__(self) -> NoReturn:
             raise TypeError(NOT_ASYNC_WITH)

@@ -166,7 +166,7 @@ def load_handler(spec: str) -> Handler:
         ConfigError: The function does not exist.
     """
     module_name, _, name = spec.partition(":")
-    if str(Path.cwd()) not in sys.path:  # as with `python -m`; installed commands do not add it
+    if str(Path.cwd()) not in sys.path:  # `python -m` adds it, an installed command does not
         sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(module_name), name)

@@ -76,7 +76,7 @@ class Version(Limiter):
         if policy.default_tier is not None:
             self._known_tiers = None  # callers may have any tier
         if before is not None:
-            self._place_queue = before._place_queue  # whoever waits is woken by holds of every version
+            self._place_queue = before._place_queue  # holds of every version wake the waiting callers
         if self._shadowed is not None:
             pick, own = self._turn_of, self._shadowed.without_foreign
             self._turn_of = lambda key: pick(own(key))

@@ -1,4 +1,4 @@
-"""Connecting in a thread of its own: looking up a host, or a handshake, cannot be waited for with a deadline otherwise."""
+"""Connecting in a dedicated thread: there is no other way to limit the time of a host lookup or a handshake."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ W = TypeVar("W", bound=Wire)
 
 
 class Connecting(Generic[W]):
-    """A connection that is being made.
+    """A connection attempt in progress.
 
     Args:
-        connect: Makes it.
-        on_over: Called, in that thread, when there is a connection or an error.
+        connect: Opens the connection.
+        on_over: Called in that thread after success or failure.
 
     Attributes:
         wire: The connection.
-        error: Why there is none.
+        error: The reason of a failure.
 
     Raises:
-        RuntimeError: There can be no more threads.
+        RuntimeError: No thread can be started.
     """
 
     def __init__(self, connect: Callable[[], W], on_over: Callable[[], object]) -> None:
@@ -59,7 +59,7 @@ class Connecting(Generic[W]):
 
 
 async def in_thread(connect: Callable[[], W]) -> W:
-    """Return a connection that is made in a thread of its own; if the caller is cancelled, it is closed."""
+    """Connect in a dedicated thread and return the connection; close it if the caller is cancelled."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def set_over() -> None:

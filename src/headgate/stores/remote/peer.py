@@ -137,7 +137,7 @@ class Peer(Protocol):
         """Return a new connection for threads; called in a dedicated thread. No caller waits for it after `seconds`."""
 
     async def connect_async(self, seconds: float, receiver: Receiver) -> AsyncWire:
-        """Return a new connection for tasks; cancelled after `seconds`, or a little later."""
+        """Return a new connection for tasks. The caller cancels it soon after `seconds`."""
 
     def failure(self, cause: BaseException) -> StoreError:
         """Return a new error for a call without a reply. `TimeoutError` means silence."""

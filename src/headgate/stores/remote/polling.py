@@ -13,7 +13,7 @@ class Poller:
         self._poll = self._new(select.POLLIN) if hasattr(select, "poll") else None  # not on Windows
 
     def wait(self, seconds: float, *, for_writing: bool = False) -> bool:
-        """Return whether there is something to read, or room to write if that is wanted, within so many seconds."""
+        """Wait up to `seconds`; return whether the socket can be read, or written if that is requested."""
         seconds = max(0.0, seconds)
         if self._poll is None:
             writing = [self._fileno] if for_writing else []

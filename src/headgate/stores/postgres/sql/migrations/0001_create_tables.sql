@@ -237,8 +237,8 @@ BEGIN
             -- Receipts are about units of the old parameters: they must not be given back with the new ones, so the birth is new.
             level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740992);
             refunded := 0;
-            -- Until it is written, the state keeps its parameters, and is fresh as soon as it is fresh with the old or the
-            -- new ones. A level above the exact range is fresh with the old ones only.
+            -- Until it is written, the state keeps its old parameters. It is fresh as soon as it is fresh with the old or the
+            -- new parameters. A level above 2^53 cannot be computed with the new parameters, so only the old ones count.
             reset_after := (state[3] + (state[2] + state[5] - 1) / state[5]) * tick - now;
             IF level <= 9007199254740991 THEN
                 level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
@@ -275,7 +275,7 @@ $$;
 
 -- Give units back to one rule.
 --
--- kind, a b c d, state   as in headgate_decide_v2
+-- kind, a b c d, state   the same arguments as of headgate_decide_v2
 -- receipt                the receipt that it returned; a token bucket's is followed by n, d, burst
 -- held                   the units of the receipt
 --

@@ -68,7 +68,7 @@ class _ReferenceGate:
     def __init__(self, store: ReferenceStore, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._store = store
         self._limiter = limiter
-        self._rules = rules
+        self._identities = tuple(rule.identity for rule in rules)
         self._names = tuple(rule.name for rule in rules)
         self._tiers = plain_tiers(rules)
         self._keys = key_picker(rules)
@@ -120,9 +120,8 @@ class _ReferenceGate:
             self._store.states.pop(place, None)
 
     def _places(self, key: Key | None) -> list[StateId]:
-        return [
-            (self._limiter, rule.identity, k) for rule, k in zip(self._rules, self._keys(key), strict=True)
-        ]
+        keys = self._keys(key)
+        return [(self._limiter, identity, k) for identity, k in zip(self._identities, keys, strict=True)]
 
     def _now(self, now: int | None) -> int:
         return self._store.clock.now_us() if now is None else now

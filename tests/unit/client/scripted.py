@@ -1,4 +1,4 @@
-"""A server that answers as it is told, in this process, and remembers what it was asked."""
+"""A scripted server in this process, which records its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reply = tuple[int, Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that came in."""
+    """A received request."""
 
     method: str
     path: str
@@ -30,11 +30,11 @@ class Asked:
 
 
 class ScriptedServer:
-    """Stands in for a server behind `ServerStore(url, transport=server.transport)`.
+    """Replaces a server for `ServerStore(url, transport=server.transport)`.
 
     Attributes:
-        asked: All requests, in order; those of a batch as the batch.
-        reply: What it answers; may be a coroutine function for asynchronous stores, and may raise httpx's errors.
+        asked: All requests, in order; a batch is one request.
+        reply: Returns the response; may be a coroutine function for async stores, and may raise errors of httpx.
     """
 
     def __init__(self, reply: Callable[[Asked], Any] | None = None) -> None:
@@ -73,7 +73,7 @@ def as_response(reply: Any) -> httpx.Response:
 
 
 def usual_reply(asked: Asked) -> Reply:
-    """Response as a server with one limiter of "5/minute" that has plenty left, and holds under the id of their key."""
+    """Respond like a server with one limiter of "5/minute" that admits every call; the id of a hold contains its key."""
     if asked.path == "/v1/batch":
         return 200, {"answers": [_answered(call) for call in asked.body["calls"]]}
     if asked.path.startswith("/v1/holds/"):
@@ -113,7 +113,7 @@ def decision_document(decision: Decision) -> dict[str, Any]:
 
 
 def problem(status: int, detail: str, **members: object) -> Reply:
-    """Return an answer that is no success."""
+    """Return an error response."""
     return status, {"type": "about:blank", "title": "?", "status": status, "detail": detail, **members}
 
 

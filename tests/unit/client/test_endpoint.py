@@ -1,4 +1,4 @@
-"""Where a server is and how to log in there."""
+"""URL, token and transport of a server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_name_in_a_path_stays_escaped() -> None:
     ],
     ids=["given apart", "as password", "as user"],
 )
-def test_a_token_goes_as_a_header_and_nowhere_else(endpoint: ServerEndpoint) -> None:
+def test_token_is_sent_only_as_a_header(endpoint: ServerEndpoint) -> None:
     request = sent(endpoint)
     assert request.headers["authorization"] == f"Bearer {SECRET}"
     assert SECRET not in str(request.url)
@@ -60,7 +60,7 @@ def test_a_token_in_a_url_may_be_percent_encoded() -> None:
     assert sent(ServerEndpoint("http://:a%2Fb%3D@x")).headers["authorization"] == "Bearer a/b="
 
 
-def test_without_a_token_there_is_no_such_header() -> None:
+def test_without_a_token_there_is_no_authorization_header() -> None:
     request = sent(ServerEndpoint("http://x"))
     assert "authorization" not in request.headers
     assert request.headers["content-type"] == "application/json"
@@ -83,14 +83,14 @@ def test_without_a_token_there_is_no_such_header() -> None:
         ("http://x", f"{SECRET}é"),
     ],
 )
-def test_what_cannot_work_is_refused_without_telling_the_token(url: str, token: str | None) -> None:
+def test_invalid_url_or_token_is_refused_without_showing_the_token(url: str, token: str | None) -> None:
     with pytest.raises(ConfigError) as raised:
         ServerEndpoint(url, token)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
 
 
-def test_a_transport_for_tasks_is_none_for_threads() -> None:
+def test_sync_and_async_transports_cannot_be_mixed() -> None:
     endpoint = ServerEndpoint("http://x", transport=httpx.AsyncHTTPTransport())
     endpoint.async_transport()
     with pytest.raises(ConfigError, match="Limiter cannot use"):
@@ -112,15 +112,15 @@ def test_a_transport_for_tasks_is_none_for_threads() -> None:
         (ValueError(), False),
     ],
 )
-def test_a_lost_connection_is_told_from_a_slow_server(cause: Exception, lost: bool) -> None:
+def test_lost_connection_differs_from_a_timeout(cause: Exception, lost: bool) -> None:
     assert is_lost(cause) is lost
 
 
-def test_an_answer_that_is_no_json_has_no_body() -> None:
+def test_response_without_json_has_no_body() -> None:
     assert unpacked(httpx.Response(502, text="<html>")) == Response(502, None)
     assert unpacked(httpx.Response(200, content=b"\xff")) == Response(200, None)
     assert unpacked(httpx.Response(200, json=[1])) == Response(200, [1])
 
 
-def test_an_answer_that_is_nested_without_end_has_no_body_for_us() -> None:
+def test_too_deeply_nested_response_has_no_body() -> None:
     assert unpacked(httpx.Response(200, content=b"[" * 1_000_000)) == Response(200, None)

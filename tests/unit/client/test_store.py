@@ -1,4 +1,4 @@
-"""A server as a store, against one that answers as it is told."""
+"""`ServerStore` against a scripted server."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def refuse(status: int, detail: str = "because", **members: object) -> Callable[
     return lambda asked: problem(status, detail, **members)
 
 
-# --- What is asked, and what is answered --------------------------------------------------------------------------------
+# --- Requests and responses ---------------------------------------------------------------------------------------------
 
 
-async def test_a_hit_is_the_servers_decision(server: ScriptedServer, limiter: AnyLimiter) -> None:
+async def test_hit_returns_the_decision_of_the_server(server: ScriptedServer, limiter: AnyLimiter) -> None:
     decision = await done(limiter.hit("alice", 2, tier="pro"))
     assert decision == ADMITTED
     [asked] = server.asked
@@ -83,7 +83,7 @@ async def test_a_hit_is_the_servers_decision(server: ScriptedServer, limiter: An
     assert asked.headers["authorization"] == f"Bearer {TOKEN}"
 
 
-async def test_a_refusal_and_its_mark_are_passed_on(server: ScriptedServer, limiter: AnyLimiter) -> None:
+async def test_degraded_refusal_is_passed_on(server: ScriptedServer, limiter: AnyLimiter) -> None:
     refusal = Decision.make((RULE,), [Verdict(False, 5, 0, 12_345_678, 60_000_001)], degraded=True)
     server.reply = lambda asked: (200, decision_document(refusal))
     assert await done(limiter.hit("alice")) == refusal
@@ -111,7 +111,7 @@ async def test_bytes_and_scopes_reach_the_server(
     assert server.asked[0].body["key"] == {"user": {"$base64": "/w=="}}
 
 
-async def test_waiting_goes_by_the_servers_refusals(
+async def test_wait_stops_when_the_server_refuses_permanently(
     flavour: Flavour, server: ScriptedServer, store: ServerStore
 ) -> None:
     never = Decision.make((RULE,), [Verdict(False, 0, 0, None, None)])
@@ -120,13 +120,11 @@ async def test_waiting_goes_by_the_servers_refusals(
         await done(flavour("5/minute", name="login", store=store).wait("alice"))
 
 
-# --- Mistakes -----------------------------------------------------------------------------------------------------------
+# --- Invalid calls ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [None, 5, {"user": "a"}])
-async def test_a_key_that_does_not_fit_is_never_sent(
-    server: ScriptedServer, limiter: AnyLimiter, key: Any
-) -> None:
+async def test_invalid_key_is_never_sent(server: ScriptedServer, limiter: AnyLimiter, key: Any) -> None:
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record, limiter.reset):
         with pytest.raises(ConfigError):
             await done(call(key))
@@ -134,16 +132,14 @@ async def test_a_key_that_does_not_fit_is_never_sent(
 
 
 @pytest.mark.parametrize("cost", [-1, 1.0, True, None, 2**53])
-async def test_a_cost_that_is_no_number_of_units_is_never_sent(
-    server: ScriptedServer, limiter: AnyLimiter, cost: Any
-) -> None:
+async def test_invalid_cost_is_never_sent(server: ScriptedServer, limiter: AnyLimiter, cost: Any) -> None:
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
         with pytest.raises(ConfigError):
             await done(call("alice", cost))
     assert server.asked == []
 
 
-async def test_the_caller_has_no_say_in_the_time(
+async def test_caller_cannot_set_the_time(
     flavour: Flavour, server: ScriptedServer, store: ServerStore, limiter: AnyLimiter
 ) -> None:
     clocked = flavour("5/minute", name="login", store=store, clock=FakeClock())
@@ -158,7 +154,7 @@ async def test_the_caller_has_no_say_in_the_time(
     assert server.paths == ["/v1/limiters/login/hold"]
 
 
-async def test_rules_of_other_names_are_a_mistake_that_says_both(
+async def test_rule_name_mismatch_is_an_error_with_both_names(
     flavour: Flavour, server: ScriptedServer, store: ServerStore
 ) -> None:
     limiter = flavour("5/hour", name="login", store=store)
@@ -170,13 +166,13 @@ async def test_rules_of_other_names_are_a_mistake_that_says_both(
         with pytest.raises(ConfigError) as again:
             await done(call("alice"))
         assert str(again.value) == str(raised.value)
-    assert len(server.asked) == 1  # and nothing more was charged
+    assert len(server.asked) == 1  # the later calls were not sent
 
 
-async def test_a_limiter_without_rules_asks_the_server_all_the_same(
+async def test_limiter_without_rules_still_calls_the_server(
     flavour: Flavour, server: ScriptedServer, store: ServerStore
 ) -> None:
-    """The server's may be shadow rules, which have to see what comes."""
+    """The server may have shadow rules, which need every call."""
     limiter = flavour(name="login", store=store)
     server.reply = lambda asked: (200, decision_document(UNLIMITED))
     assert await done(limiter.hit("alice")) == UNLIMITED
@@ -185,7 +181,7 @@ async def test_a_limiter_without_rules_asks_the_server_all_the_same(
     assert await done(limiter.hit("alice")) == UNLIMITED.as_degraded()
 
 
-async def test_a_policy_that_changes_later_breaks_nobody(
+async def test_later_policy_change_is_accepted_and_logged_once(
     server: ScriptedServer, limiter: AnyLimiter, caplog: pytest.LogCaptureFixture
 ) -> None:
     await done(limiter.hit("alice"))
@@ -209,10 +205,10 @@ async def test_a_policy_that_changes_later_breaks_nobody(
         (501, "because"),
     ],
 )
-async def test_what_the_server_refuses_for_good_is_a_mistake(
+async def test_permanent_server_error_is_a_config_error(
     server: ScriptedServer, limiter: AnyLimiter, status: int, hint: str
 ) -> None:
-    """Never an outage: no policy may answer for it, and it is not asked again."""
+    """It is not an outage: the policy does not answer, and the call is not repeated."""
     server.reply = refuse(status)
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record, limiter.reset):
         with pytest.raises(ConfigError, match=hint) as raised:
@@ -222,9 +218,7 @@ async def test_what_the_server_refuses_for_good_is_a_mistake(
     assert limiter.health.available
 
 
-async def test_a_cost_above_the_capacity_raises_as_everywhere(
-    server: ScriptedServer, limiter: AnyLimiter
-) -> None:
+async def test_cost_above_capacity_raises_cost_too_high(server: ScriptedServer, limiter: AnyLimiter) -> None:
     server.reply = refuse(422, "a cost of 6 …", cost=6, capacity=5, rule=RULE)
     for call in (limiter.hit, limiter.check, limiter.hold):
         with pytest.raises(CostTooHigh) as raised:
@@ -242,7 +236,7 @@ each_outage = pytest.mark.parametrize(
 
 
 @each_outage
-async def test_an_outage_is_answered_by_the_policy(
+async def test_policy_answers_in_an_outage(
     flavour: Flavour, server: ScriptedServer, store: ServerStore, reply: Callable[[Asked], Any]
 ) -> None:
     server.reply = reply
@@ -256,7 +250,7 @@ async def test_an_outage_is_answered_by_the_policy(
     raising = flavour("5/minute", name="login", store=store, on_store_error="raise")
     with pytest.raises(StoreUnavailable):
         await done(raising.hit("alice"))
-    assert raising.health.failures == 1  # all of them are on one store, which was asked once
+    assert raising.health.failures == 1  # all limiters share one store, which was called once
 
 
 async def test_a_charging_call_is_sent_once(
@@ -272,15 +266,15 @@ async def test_a_charging_call_is_sent_once(
     assert len(server.asked) == 4
 
 
-async def test_a_server_that_is_back_but_refuses_us_is_no_outage(
+async def test_recovered_server_that_rejects_the_token_is_not_an_outage(
     server: ScriptedServer, limiter: AnyLimiter
 ) -> None:
-    """Or else the policy would answer for ever, and nobody would learn that the token is no longer good."""
+    """Otherwise the policy would hide that the token is no longer valid."""
     server.reply = lost
     assert (await done(limiter.hit("alice"))).degraded
     server.reply = refuse(401)
 
-    async def until_told() -> None:
+    async def hit_until_it_raises() -> None:
         async with asyncio.timeout(30):
             while True:
                 await done(limiter.hit("alice"))
@@ -288,10 +282,12 @@ async def test_a_server_that_is_back_but_refuses_us_is_no_outage(
 
     for _ in range(2):
         with pytest.raises(ConfigError, match="401"):
-            await until_told()
+            await hit_until_it_raises()
 
 
-async def test_what_is_no_answer_of_ours_is_no_outage(server: ScriptedServer, limiter: AnyLimiter) -> None:
+async def test_response_of_another_server_is_not_an_outage(
+    server: ScriptedServer, limiter: AnyLimiter
+) -> None:
     answers = server.reply
     server.reply = lambda asked: httpx.Response(200, text="<html>welcome</html>")
     with pytest.raises(StoreMisconfigured, match="as a Headgate server does"):
@@ -304,9 +300,7 @@ async def test_what_is_no_answer_of_ours_is_no_outage(server: ScriptedServer, li
     assert (limiter.health.outages, limiter.health.failures) == (0, 0)
 
 
-async def test_a_hold_under_an_id_that_is_none_is_no_answer_of_ours(
-    server: ScriptedServer, limiter: AnyLimiter
-) -> None:
+async def test_invalid_hold_id_degrades_the_hold(server: ScriptedServer, limiter: AnyLimiter) -> None:
     await done(limiter.hit("alice"))
     server.reply = lambda asked: (200, {"decision": decision_document(ADMITTED), "hold": 5})
     assert (await done(limiter.hold("alice"))).decision.degraded
@@ -338,7 +332,7 @@ async def test_using_more_than_was_held_is_recorded(server: ScriptedServer, limi
     assert server.asked[1].body == {"key": "alice", "cost": 3, "tier": "pro"}
 
 
-async def test_a_refused_hold_has_nothing_to_give_back(server: ScriptedServer, limiter: AnyLimiter) -> None:
+async def test_refused_hold_releases_nothing(server: ScriptedServer, limiter: AnyLimiter) -> None:
     refusal = Decision.make((RULE,), [Verdict(False, 5, 0, 1, 1)])
     server.reply = lambda asked: (
         200,
@@ -350,16 +344,14 @@ async def test_a_refused_hold_has_nothing_to_give_back(server: ScriptedServer, l
     assert len(server.asked) == 1
 
 
-async def test_a_hold_that_the_server_forgot_gives_nothing_back(
-    server: ScriptedServer, limiter: AnyLimiter
-) -> None:
+async def test_hold_unknown_to_the_server_can_be_settled(server: ScriptedServer, limiter: AnyLimiter) -> None:
     hold = await done(limiter.hold("alice", 9))
     server.reply = refuse(404, "no such hold")
     assert await done(hold.settle(4)) == 4
     assert limiter.health.available
 
 
-async def test_settling_is_repeated_once_when_the_connection_broke(
+async def test_settle_is_repeated_once_after_a_lost_connection(
     server: ScriptedServer, store: ServerStore, flavour: Flavour
 ) -> None:
     limiter = flavour("5/minute", name="login", store=store, on_store_error="raise")
@@ -374,7 +366,7 @@ async def test_settling_is_repeated_once_when_the_connection_broke(
     assert server.paths[2:] == ["/v1/holds/id-bob/settle"] * 2
 
 
-async def test_renewing_is_repeated_once_and_refused_if_the_server_forgot_the_hold(
+async def test_renew_is_repeated_once_and_refused_for_an_unknown_hold(
     server: ScriptedServer, store: ServerStore, flavour: Flavour
 ) -> None:
     places = concurrent(5, lease="60s", name=ADMITTED.names[0])
@@ -390,7 +382,7 @@ async def test_renewing_is_repeated_once_and_refused_if_the_server_forgot_the_ho
     assert (refused.allowed, refused.retry_after, refused.degraded) == (False, None, False)
 
 
-async def test_looking_is_repeated_once_when_the_connection_broke(
+async def test_read_is_repeated_once_after_a_lost_connection(
     server: ScriptedServer, store: ServerStore
 ) -> None:
     server.reply = lambda asked: lost(asked) if len(server.asked) == 1 else usual_reply(asked)
@@ -399,7 +391,7 @@ async def test_looking_is_repeated_once_when_the_connection_broke(
 
 
 @pytest.mark.parametrize("reply", [refuse(503), lambda asked: _time_out()], ids=["503", "slow"])
-async def test_settling_is_not_repeated_for_a_server_that_is_overwhelmed(
+async def test_settle_is_not_repeated_for_an_overloaded_server(
     server: ScriptedServer, limiter: AnyLimiter, reply: Callable[[Asked], Any]
 ) -> None:
     hold = await done(limiter.hold("alice", 5))
@@ -413,7 +405,7 @@ def _time_out() -> Any:
     raise httpx.ReadTimeout("slow")
 
 
-def test_a_refund_above_what_was_held_gives_nothing_back(server: ScriptedServer, store: ServerStore) -> None:
+def test_refund_above_the_held_cost_is_not_sent(server: ScriptedServer, store: ServerStore) -> None:
     gate = store.bind("login", (sliding_window("5/minute"),))
     _, receipts = gate.decide(Request("hold", "alice", 3))
     assert receipts is not None
@@ -422,10 +414,10 @@ def test_a_refund_above_what_was_held_gives_nothing_back(server: ScriptedServer,
     assert server.paths == ["/v1/limiters/login/hold"]
 
 
-# --- Asking for more ----------------------------------------------------------------------------------------------------
+# --- Queries ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_limiter_comes_with_the_servers_rules_and_policy(
+async def test_limiter_has_the_rules_and_policy_of_the_server(
     server: ScriptedServer, store: ServerStore
 ) -> None:
     limiters: list[AnyLimiter] = [store.limiter("login"), await store.async_limiter("login")]
@@ -443,18 +435,18 @@ async def test_a_limiter_comes_with_the_servers_rules_and_policy(
     ("told", "admitted"),
     [("open", 5), ("closed", 0), ({"local": 0.4}, 2), ({"local": 1e-7}, 0)],
 )
-async def test_what_the_policy_file_says_of_outages_holds_here_too(
+async def test_client_follows_on_store_error_of_the_policy_file(
     server: ScriptedServer, store: ServerStore, told: object, admitted: int
 ) -> None:
     server.reply = lambda asked: (200, {"limiters": [{**LIMITER, "on_store_error": told}]})
     limiters: list[AnyLimiter] = [store.limiter("login"), await store.async_limiter("login")]
     server.reply = lost
-    # What is counted here belongs to the store.
+    # Local counts belong to the store, so each limiter uses another key.
     for key, limiter in zip(("alice", "bob"), limiters, strict=True):
         assert sum([bool(await done(limiter.hit(key))) for _ in range(5)]) == admitted
 
 
-async def test_a_policy_and_hooks_may_be_given(server: ScriptedServer, store: ServerStore) -> None:
+async def test_limiter_accepts_a_policy_and_hooks(server: ScriptedServer, store: ServerStore) -> None:
     class Seen(Hook):
         def __init__(self) -> None:
             self.decisions: list[Decision] = []
@@ -473,7 +465,7 @@ async def test_a_policy_and_hooks_may_be_given(server: ScriptedServer, store: Se
     assert len(hook.decisions) == 2
 
 
-async def test_an_unknown_limiter_is_a_mistake(server: ScriptedServer, store: ServerStore) -> None:
+async def test_unknown_limiter_is_a_config_error(server: ScriptedServer, store: ServerStore) -> None:
     for limiter in (store.limiter, store.async_limiter):
         with pytest.raises(ConfigError, match="no limiter 'logon'; it has 'login'"):
             await done(limiter("logon"))
@@ -496,9 +488,7 @@ async def test_limiters_hints_and_states_are_typed(server: ScriptedServer, store
         assert server.asked[-1].body == {"key": "alice", "tier": "pro"}
 
 
-async def test_nobody_answers_questions_for_a_server_that_is_down(
-    server: ScriptedServer, store: ServerStore
-) -> None:
+async def test_queries_raise_while_the_server_is_down(server: ScriptedServer, store: ServerStore) -> None:
     server.reply = lost
     for call in (store.limiters, store.async_limiters):
         with pytest.raises(StoreUnavailable):
@@ -513,12 +503,12 @@ async def test_nobody_answers_questions_for_a_server_that_is_down(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "https://:token@example.org/limits", "HTTP://x"])
-def test_a_store_can_be_had_by_its_url(url: str) -> None:
+def test_store_can_be_opened_by_its_url(url: str) -> None:
     for opened in (open_store(url), open_async_store(url)):
         assert isinstance(opened, ServerStore)
 
 
-def test_its_name_has_no_credentials() -> None:
+def test_repr_has_no_credentials() -> None:
     assert repr(ServerStore("http://:secret@x:1")) == "<ServerStore http://x:1>"
 
 
@@ -533,20 +523,20 @@ async def test_a_closed_store_is_unavailable(server: ScriptedServer) -> None:
             await store.aclose()
         else:
             store.close()
-            await _soon()
+            await _run_pending_callbacks()
         with pytest.raises(StoreUnavailable, match="closed"):
             gate.decide(Request("hit", "alice"))
         with pytest.raises(StoreUnavailable, match="closed"):
             await async_gate.decide(Request("hit", "alice"))
 
 
-async def _soon() -> None:
-    """Let the event loop do what it was told to do soon."""
+async def _run_pending_callbacks() -> None:
+    """Run the pending callbacks of the event loop."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_a_store_is_a_context_manager_of_both_kinds(server: ScriptedServer) -> None:
+async def test_store_is_a_sync_and_async_context_manager(server: ScriptedServer) -> None:
     with ServerStore(URL, transport=server.transport) as store:
         store.limiters()
     with pytest.raises(StoreUnavailable, match="closed"):
@@ -557,7 +547,7 @@ async def test_a_store_is_a_context_manager_of_both_kinds(server: ScriptedServer
         await store.async_limiters()
 
 
-async def test_a_transport_of_the_other_kind_is_a_mistake() -> None:
+async def test_sync_and_async_transports_cannot_be_mixed() -> None:
     for_tasks, for_threads = httpx.ASGITransport(app=None), httpx.HTTPTransport()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="an async transport"):
         Limiter("5/minute", name="login", store=ServerStore(URL, transport=for_tasks))

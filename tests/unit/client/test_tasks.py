@@ -1,4 +1,4 @@
-"""Tasks whose calls wait leave together; who is cancelled, what fails, and what is repeated."""
+"""Batches of calls from tasks: cancellation, failures and repeated calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = (sliding_window("5/minute"),)
 
 
 class GatedServer(ScriptedServer):
-    """Lets no request through before it is told to."""
+    """Answers no request before the test opens it."""
 
     def __init__(self) -> None:
         super().__init__(self._answer_when_open)
@@ -37,9 +37,9 @@ class GatedServer(ScriptedServer):
         return self.answer(asked)
 
     async def until_asked(self, times: int) -> None:
-        """Return when so many requests have come in."""
+        """Wait for this number of requests."""
         async with asyncio.timeout(30):
-            while len(self.asked) < times:  # noqa: ASYNC110  # requests come one by one, and few
+            while len(self.asked) < times:  # noqa: ASYNC110  # there are only a few requests
                 await asyncio.sleep(0)
 
 
@@ -64,7 +64,7 @@ async def decision_of(gate: AsyncGate, request: Request) -> Decision:
 
 
 async def busy(gate: AsyncGate, server: GatedServer) -> asyncio.Future[Any]:
-    """Have a round trip under way, so that everybody else has to wait."""
+    """Start a round trip, so that later calls have to wait."""
     call = hit(gate, "busy")
     await server.until_asked(1)
     return call
@@ -74,17 +74,15 @@ def calls_of(asked: Asked) -> list[str]:
     return [call["key"] for call in asked.body["calls"]]
 
 
-async def test_a_lone_call_leaves_at_once_and_alone(gate: AsyncGate, server: GatedServer) -> None:
+async def test_single_call_is_sent_immediately_without_a_batch(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
     for _ in range(3):
         await gate.decide(Request("hit", "alice"))
     assert server.paths == ["/v1/limiters/login/hit"] * 3
 
 
-async def test_a_call_made_as_soon_as_the_one_before_is_answered_leaves_too(
-    gate: AsyncGate, server: GatedServer
-) -> None:
-    """The task that carried that one has just found that nothing waits."""
+async def test_call_made_right_after_a_response_is_sent(gate: AsyncGate, server: GatedServer) -> None:
+    """The sending task of the earlier call has just found an empty queue."""
     server.is_open.set()
     async with asyncio.timeout(30):
         for _ in range(20):
@@ -92,14 +90,14 @@ async def test_a_call_made_as_soon_as_the_one_before_is_answered_leaves_too(
     assert len(server.asked) == 20
 
 
-async def test_calls_that_are_made_together_leave_together(gate: AsyncGate, server: GatedServer) -> None:
+async def test_concurrent_calls_are_sent_as_one_batch(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
     decisions = await asyncio.gather(*(hit(gate, f"{number}") for number in range(30)))
     assert all(decisions)
     assert [calls_of(asked) for asked in server.asked] == [[f"{number}" for number in range(30)]]
 
 
-async def test_calls_that_wait_leave_together_in_order(gate: AsyncGate, server: GatedServer) -> None:
+async def test_waiting_calls_are_sent_as_one_batch_in_order(gate: AsyncGate, server: GatedServer) -> None:
     first = await busy(gate, server)
     waiting = [hit(gate, f"{number}") for number in range(10)]
     await asyncio.sleep(0)
@@ -110,7 +108,7 @@ async def test_calls_that_wait_leave_together_in_order(gate: AsyncGate, server: 
     assert calls_of(server.asked[1]) == [f"{number}" for number in range(10)]
 
 
-async def test_a_batch_has_its_bounds(gate: AsyncGate, server: GatedServer) -> None:
+async def test_batch_is_limited_in_calls_and_bytes(gate: AsyncGate, server: GatedServer) -> None:
     first = await busy(gate, server)
     many = [hit(gate, "x") for _ in range(3 * MOST_PER_BATCH)]
     await asyncio.sleep(0)
@@ -145,7 +143,7 @@ async def test_all_operations_but_a_reset_may_share_a_batch(gate: AsyncGate, ser
     assert [call["operation"] for call in batch.body["calls"]] == ["hit", "check", "record", "hold"]
 
 
-async def test_one_call_that_fails_does_not_fail_its_neighbours(gate: AsyncGate, server: GatedServer) -> None:
+async def test_failed_call_does_not_fail_others_in_its_batch(gate: AsyncGate, server: GatedServer) -> None:
     def answer(asked: Asked) -> Reply:
         status, body = usual_reply(asked)
         if asked.path == "/v1/batch":
@@ -164,7 +162,7 @@ async def test_one_call_that_fails_does_not_fail_its_neighbours(gate: AsyncGate,
     ]
 
 
-async def test_a_batch_that_is_refused_fails_all_of_it(gate: AsyncGate, server: GatedServer) -> None:
+async def test_refused_batch_fails_every_call(gate: AsyncGate, server: GatedServer) -> None:
     server.answer = lambda asked: problem(401, "who are you?")
     server.is_open.set()
     outcomes = await asyncio.gather(*(hit(gate, "x") for _ in range(3)), return_exceptions=True)
@@ -183,7 +181,7 @@ async def test_a_batch_that_is_too_large_for_the_server_is_sent_one_by_one(
     assert server.paths == ["/v1/batch", *["/v1/limiters/login/hit"] * 3]
 
 
-async def test_an_answer_to_a_batch_that_is_none_is_a_conflict(gate: AsyncGate, server: GatedServer) -> None:
+async def test_invalid_batch_response_is_a_conflict(gate: AsyncGate, server: GatedServer) -> None:
     server.answer = lambda asked: (200, {"answers": []})
     server.is_open.set()
     outcomes = await asyncio.gather(*(hit(gate, "x") for _ in range(3)), return_exceptions=True)
@@ -193,9 +191,7 @@ async def test_an_answer_to_a_batch_that_is_none_is_a_conflict(gate: AsyncGate, 
 # --- Cancelled callers --------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_is_cancelled_before_it_leaves_never_leaves(
-    gate: AsyncGate, server: GatedServer
-) -> None:
+async def test_call_cancelled_while_waiting_is_never_sent(gate: AsyncGate, server: GatedServer) -> None:
     first = await busy(gate, server)
     waiting = [hit(gate, f"{number}") for number in range(3)]
     await asyncio.sleep(0)
@@ -206,7 +202,7 @@ async def test_a_call_that_is_cancelled_before_it_leaves_never_leaves(
     assert calls_of(server.asked[1]) == ["0", "2"]
 
 
-async def test_a_cancelled_caller_leaves_the_others_of_its_batch_alone(
+async def test_cancelled_call_does_not_affect_others_in_its_batch(
     gate: AsyncGate, server: GatedServer
 ) -> None:
     waiting = [hit(gate, f"{number}") for number in range(3)]
@@ -230,23 +226,21 @@ async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, se
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_whenever_its_caller_is_cancelled_a_hold_is_somebodys(
-    gate: AsyncGate, server: GatedServer, steps: int
-) -> None:
-    """Either the caller has it, or it is released, or it was never asked for."""
+async def test_cancelled_hold_never_leaks(gate: AsyncGate, server: GatedServer, steps: int) -> None:
+    """The caller has the hold, or it is released, or it was never requested."""
     server.is_open.set()
     holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
     for _ in range(steps):
         await asyncio.sleep(0)
     holding.cancel()
     await asyncio.wait([holding])
-    await gate.decide(Request("hit", "bob"))  # whatever was to leave has left by then
+    await gate.decide(Request("hit", "bob"))  # after all earlier calls
     taken = server.paths.count("/v1/limiters/login/hold")
     released = server.paths.count("/v1/holds/id-alice/settle")
     assert taken == released + (not holding.cancelled())
 
 
-async def test_a_cancelled_hold_that_was_refused_releases_nothing(
+async def test_failed_hold_of_a_cancelled_caller_is_not_released(
     gate: AsyncGate, server: GatedServer
 ) -> None:
     holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
@@ -258,7 +252,7 @@ async def test_a_cancelled_hold_that_was_refused_releases_nothing(
     assert server.paths == ["/v1/limiters/login/hold", "/v1/limiters/login/hit"]
 
 
-async def test_a_cancelled_hold_of_a_store_that_closes_harms_nobody_else(server: GatedServer) -> None:
+async def test_cancelled_hold_on_a_closing_store_does_not_affect_other_calls(server: GatedServer) -> None:
     store = ServerStore("http://x", transport=server.transport, deadline=30)
     gate = store.bind_async("login", RULES)
     holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
@@ -274,7 +268,7 @@ async def test_a_cancelled_hold_of_a_store_that_closes_harms_nobody_else(server:
 
 
 @pytest.mark.parametrize("operation", ["record", "refund", "reset"])
-async def test_what_was_used_or_given_back_is_told_to_the_end(
+async def test_cancelled_record_refund_and_reset_are_still_sent(
     gate: AsyncGate, server: GatedServer, operation: str
 ) -> None:
     server.is_open.set()
@@ -288,9 +282,9 @@ async def test_what_was_used_or_given_back_is_told_to_the_end(
         "refund": lambda: gate.refund(receipts, 1, None),
         "reset": lambda: gate.reset("alice"),
     }
-    telling = asyncio.ensure_future(calls[operation]())
+    sending = asyncio.ensure_future(calls[operation]())
     await asyncio.sleep(0)
-    telling.cancel()
+    sending.cancel()
     await asyncio.sleep(0)
     server.is_open.set()
     await first
@@ -301,18 +295,20 @@ async def test_what_was_used_or_given_back_is_told_to_the_end(
 # --- Failures -----------------------------------------------------------------------------------------------------------
 
 
-async def test_of_a_lost_batch_only_what_may_be_repeated_is(gate: AsyncGate, server: GatedServer) -> None:
+async def test_only_repeatable_calls_of_a_lost_batch_are_repeated(
+    gate: AsyncGate, server: GatedServer
+) -> None:
     server.is_open.set()
     _, receipts = await gate.decide(Request("hold", "alice", 3))
     assert receipts is not None
     server.asked.clear()
 
-    def lose_the_first(asked: Asked) -> Reply:
+    def fail_first_request(asked: Asked) -> Reply:
         if len(server.asked) == 1:
             raise httpx.ReadError("reset by peer")
         return usual_reply(asked)
 
-    server.answer = lose_the_first
+    server.answer = fail_first_request
     outcomes = await asyncio.gather(
         hit(gate, "a"), gate.refund(receipts, 1, None), hit(gate, "b"), return_exceptions=True
     )
@@ -324,8 +320,8 @@ async def test_of_a_lost_batch_only_what_may_be_repeated_is(gate: AsyncGate, ser
     assert server.paths == ["/v1/batch", "/v1/holds/id-alice/settle"]
 
 
-async def test_each_caller_has_an_error_of_its_own(gate: AsyncGate, server: GatedServer) -> None:
-    """One that several callers raise would gather everybody's tracebacks."""
+async def test_each_caller_gets_a_separate_error(gate: AsyncGate, server: GatedServer) -> None:
+    """A shared error would collect the tracebacks of all callers."""
 
     def lose(asked: Asked) -> Reply:
         raise httpx.ReadError("reset by peer")
@@ -336,8 +332,8 @@ async def test_each_caller_has_an_error_of_its_own(gate: AsyncGate, server: Gate
     assert len({id(outcome) for outcome in outcomes}) == 3
 
 
-async def test_a_server_that_hangs_fails_those_who_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "LATE", 60.0)  # however busy this machine is, the event loop is not late
+async def test_hanging_server_fails_waiting_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "LATE", 60.0)  # never treat the event loop as late, even on a busy machine
     server = GatedServer()
     async with ServerStore("http://x", transport=server.transport) as store:
         gate = store.bind_async("login", RULES, deadline=0.05)
@@ -346,13 +342,13 @@ async def test_a_server_that_hangs_fails_those_who_wait_too(monkeypatch: pytest.
         outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)
         assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
         assert all("in time" in str(outcome) for outcome in outcomes)
-        assert len(server.asked) == 1  # those who waited have not left
+        assert len(server.asked) == 1  # the waiting calls were not sent
         server.is_open.set()
         assert await hit(gate, "alice")
 
 
-async def test_a_blocked_event_loop_is_no_slow_server() -> None:
-    """The answer is there, just unread: it must not be given up because nobody could look at it."""
+async def test_blocked_event_loop_is_not_a_server_timeout() -> None:
+    """The response has arrived but is unread: the call must not time out."""
     server = ScriptedServer()
     blocked = False
 
@@ -361,7 +357,7 @@ async def test_a_blocked_event_loop_is_no_slow_server() -> None:
         await asyncio.sleep(0)
         if not blocked:
             blocked = True
-            time.sleep(0.2)  # noqa: ASYNC251  # this is what must be survived
+            time.sleep(0.2)  # noqa: ASYNC251  # blocks the event loop
             await asyncio.sleep(0)
         return usual_reply(asked)
 
@@ -386,8 +382,8 @@ def test_a_store_serves_one_event_loop_after_another() -> None:
     store.close()
 
 
-def test_an_event_loop_may_end_while_a_call_is_under_way() -> None:
-    """What is left behind would be a warning, and thereby an error here."""
+def test_event_loop_can_end_during_a_call() -> None:
+    """A task that is not cleaned up would cause a warning, which is an error in this suite."""
     outcomes: list[str] = []
 
     async def call(gate: AsyncGate) -> None:

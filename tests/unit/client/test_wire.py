@@ -1,4 +1,4 @@
-"""What is said to a server and what its answers mean."""
+"""Requests to a server and the meaning of its responses."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ REFUSED = Decision.make(("rule",), [Verdict(False, 5, 0, 12_345_678, 60_000_001)
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
 
-def test_text_goes_unescaped_and_compact() -> None:
+def test_json_is_compact_and_unescaped() -> None:
     assert packed({"key": "é😀\x00", "cost": 1}) == '{"key":"é😀\\u0000","cost":1}'.encode()
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "\ud83d\ude00"])
-def test_halves_of_characters_are_refused(text: str) -> None:
-    """As escapes, the two halves of a face would be the face itself, and so another key."""
+def test_surrogates_are_refused(text: str) -> None:
+    """Escaped, two surrogates would become one character, and so another key."""
     with pytest.raises(ConfigError, match="make it bytes"):
         packed({"key": text})
 
@@ -61,12 +61,12 @@ def test_settling_may_be_repeated() -> None:
     assert (request.path, request.may_repeat) == ("/v1/holds/id/settle", True)
     batch = batch_request([request.entry or b"", request.entry or b""])
     assert json.loads(batch.body) == {"calls": [{"hold": "id", "operation": "settle", "cost": 3}] * 2}
-    assert not batch.may_repeat  # there may be others in it
+    assert not batch.may_repeat  # it may contain other calls
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
+# --- Responses --------------------------------------------------------------------------------------------------------
 
-_MOST_US = 366 * 24 * 3_600_000_000  # a period; decisions name nothing much longer
+_MOST_US = 366 * 24 * 3_600_000_000  # the longest period; times in decisions are not much longer
 _waits = st.none() | st.integers(0, 2 * _MOST_US)
 _verdicts = st.builds(
     Verdict, st.booleans(), st.integers(0, 2**53 - 1), st.integers(0, 2**53 - 1), _waits, _waits
@@ -74,7 +74,7 @@ _verdicts = st.builds(
 
 
 @given(st.lists(_verdicts, max_size=4), st.booleans())
-def test_a_decision_comes_back_bit_for_bit(verdicts: list[Verdict], degraded: bool) -> None:
+def test_decision_round_trips_exactly(verdicts: list[Verdict], degraded: bool) -> None:
     names = tuple(f"rule {number}" for number in range(len(verdicts)))
     decision = Decision.make(names, verdicts, degraded=degraded)
     read = read_decision(json.loads(json.dumps(decision_document(decision))))
@@ -106,7 +106,7 @@ def test_a_decision_without_rules_is_unlimited() -> None:
         (422, ConfigError),
     ],
 )
-def test_a_status_tells_a_mistake_from_an_outage(status: int, error: type[Exception]) -> None:
+def test_status_distinguishes_misuse_from_an_outage(status: int, error: type[Exception]) -> None:
     found = failure("http://x", Response(status, {"detail": "because"}))
     assert type(found) is error
     assert "http://x" in str(found)
@@ -118,14 +118,14 @@ def test_an_error_needs_no_problem_document(body: Any) -> None:
     assert str(failure("http://x", Response(502, body))) == "http://x answered 502"
 
 
-def test_a_cost_that_is_too_high_is_told_as_stores_do() -> None:
+def test_cost_above_capacity_raises_cost_too_high() -> None:
     body = {"detail": "…", "cost": 6, "capacity": 5, "rule": "hourly"}
     found = failure("http://x", Response(422, body))
     assert isinstance(found, CostTooHigh)
     assert (found.cost, found.capacity, found.rule) == (6, 5, "hourly")
 
 
-def test_a_success_is_its_body() -> None:
+def test_success_returns_the_body() -> None:
     assert success("http://x", Response(200, {"a": 1})) == {"a": 1}
     with pytest.raises(StoreUnavailable):
         success("http://x", Response(503, {"a": 1}))
@@ -149,7 +149,7 @@ def test_a_success_is_its_body() -> None:
         {**decision_document(REFUSED), "results": [{**REFUSED.results[0]._asdict(), "allowed": "false"}]},
     ],
 )
-def test_what_is_no_decision_is_a_conflict(body: Any) -> None:
+def test_invalid_decision_means_misconfigured(body: Any) -> None:
     with pytest.raises(StoreMisconfigured, match="did not answer as a Headgate server"):
         reading("http://x", read_decision)(Response(200, body))
 
@@ -159,23 +159,23 @@ def test_a_batch_has_an_answer_for_each_call() -> None:
     assert batch_answers(Response(200, body), 2) == [Response(200, {"a": 1}), Response(404, None)]
 
 
-def test_a_batch_that_was_refused_is_refused_to_all() -> None:
+def test_refused_batch_refuses_every_call() -> None:
     assert batch_answers(Response(401, {"detail": "no"}), 3) == [Response(401, {"detail": "no"})] * 3
 
 
 @pytest.mark.parametrize("body", [None, {}, {"answers": 1}, {"answers": [{}]}, {"answers": []}])
-def test_a_batch_without_its_answers_is_unreadable(body: Any) -> None:
+def test_batch_with_missing_answers_is_invalid(body: Any) -> None:
     with pytest.raises(ValueError, match="answer"):
         batch_answers(Response(200, body), 1)
 
 
-def test_rules_are_those_of_the_policy_file() -> None:
+def test_limiter_has_the_rules_of_the_policy_file() -> None:
     limiter = read_limiter(LIMITER)
     assert limiter.rules == (sliding_window("5/minute", tiers={"pro": "50/minute"}),)
     assert (limiter.name, limiter.on_store_error, limiter.store) == ("login", "closed", "redis://***@host/0")
 
 
-def test_a_kind_of_rule_that_is_not_known_here_is_no_rule() -> None:
+def test_unknown_rule_kind_is_refused() -> None:
     rule = {**LIMITER["rules"][0], "kind": "leaky_kettle"}
     with pytest.raises(StoreMisconfigured):
         reading("http://x", read_limiter)(Response(200, {**LIMITER, "rules": [rule]}))

@@ -1,4 +1,4 @@
-"""Client addresses: nothing is believed unless the proxies are named, and nothing that is sent breaks anything."""
+"""Client addresses: headers are trusted only from listed proxies, and no header raises an error."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ addresses = st.ip_addresses().map(str)
         (None, "unknown"),
     ],
 )
-def test_the_peer_is_the_client(peer: str | None, key: str) -> None:
+def test_peer_address_is_the_client_by_default(peer: str | None, key: str) -> None:
     assert client_address(peer, [], None) == key
     assert by_address()({"client": None if peer is None else (peer, 1), "headers": []}) == key
 
 
 @given(addresses, header_lines)
-def test_without_proxies_no_header_is_believed(peer: str, lines: list[str]) -> None:
+def test_headers_are_ignored_without_trusted_proxies(peer: str, lines: list[str]) -> None:
     assert client_address(peer, lines, None) == client_address(peer, [], None)
     scope = scope_of(peer, "x-forwarded-for", lines)
     assert by_address()(scope) == client_address(peer, [], None)
 
 
 @given(addresses.filter(lambda address: ip_address(address) not in ip_network("10.0.0.0/8")), header_lines)
-def test_a_stranger_is_not_believed(peer: str, lines: list[str]) -> None:
+def test_headers_from_an_untrusted_peer_are_ignored(peer: str, lines: list[str]) -> None:
     named = Proxies(("10.0.0.0/8",))
     assert client_address(peer, lines, named) == client_address(peer, [], None)
 
 
 @given(header_lines, addresses)
-def test_what_the_client_sends_does_not_change_who_it_is(lines: list[str], client: str) -> None:
-    """The proxy appends the address that it saw; whatever stood there before is hearsay."""
+def test_client_cannot_spoof_its_address_with_x_forwarded_for(lines: list[str], client: str) -> None:
+    """The proxy appends the address that it saw; earlier values come from the client."""
     expected = client_address(client, [], None)
     named = Proxies(("10.0.0.0/8",))
     if ip_address(client) in ip_network("10.0.0.0/8"):
@@ -69,9 +69,7 @@ def test_what_the_client_sends_does_not_change_who_it_is(lines: list[str], clien
 
 @pytest.mark.parametrize("written", ["for={}", 'for="{}"', 'proto=https;for={};by="[2001:db8::1]"'])
 @given(header_lines, addresses)
-def test_what_the_client_sends_as_forwarded_does_not_change_who_it_is(
-    written: str, lines: list[str], client: str
-) -> None:
+def test_client_cannot_spoof_its_address_with_forwarded(written: str, lines: list[str], client: str) -> None:
     if ip_address(client) in ip_network("10.0.0.0/8"):
         return
     element = written.format(f"[{client}]:4711" if ":" in client else client)
@@ -83,7 +81,7 @@ def test_what_the_client_sends_as_forwarded_does_not_change_who_it_is(
 @pytest.mark.parametrize(
     "garbage", ["1.2.3.4, ", "x", ",", '"', '=";', "\\", " ", ";", 'a=",', ';a="', "a=;"]
 )
-def test_a_long_field_brings_no_second_quota(garbage: str) -> None:
+def test_long_header_does_not_change_the_client_address(garbage: str) -> None:
     filler = garbage * 20_000
     hops = Proxies(hops=1)
     assert client_address(PROXY, [f"{filler},{CLIENT}"], NAMED) == CLIENT
@@ -130,7 +128,7 @@ def test_hostile_headers_never_raise(peer: str | None, lines: list[str], proxies
         ([], PROXY),
     ],
 )
-def test_x_forwarded_for_from_the_right(forwarded: list[str], key: str) -> None:
+def test_x_forwarded_for_is_read_from_the_right(forwarded: list[str], key: str) -> None:
     assert client_address(PROXY, forwarded, NAMED) == key
 
 
@@ -161,7 +159,7 @@ def test_x_forwarded_for_from_the_right(forwarded: list[str], key: str) -> None:
         ([""], MALFORMED),
     ],
 )
-def test_forwarded_from_the_right(forwarded: list[str], key: str) -> None:
+def test_forwarded_is_read_from_the_right(forwarded: list[str], key: str) -> None:
     assert client_address(PROXY, forwarded, NAMED_FORWARDED) == key
 
 
@@ -177,21 +175,21 @@ def test_forwarded_from_the_right(forwarded: list[str], key: str) -> None:
         (2, "garbage", PROXY),
     ],
 )
-def test_proxies_by_number(hops: int, forwarded: str, key: str) -> None:
+def test_proxies_can_be_counted_by_hops(hops: int, forwarded: str, key: str) -> None:
     assert client_address(PROXY, [forwarded], Proxies(hops=hops)) == key
 
 
-def test_a_proxy_behind_a_unix_socket_has_to_be_named() -> None:
+def test_proxy_on_a_unix_socket_must_be_listed() -> None:
     assert client_address(None, [CLIENT], Proxies(("unix",))) == CLIENT
     assert client_address(None, [CLIENT], NAMED) == "unknown"
 
 
-def test_a_named_proxy_may_arrive_in_ipv6_clothes() -> None:
+def test_trusted_proxy_may_have_an_ipv4_mapped_ipv6_address() -> None:
     assert client_address("::ffff:10.0.0.1", [CLIENT], NAMED) == CLIENT
     assert client_address(PROXY, [CLIENT], Proxies(("::ffff:10.0.0.0/104",))) == CLIENT
 
 
-def test_the_ipv6_prefix_can_be_chosen() -> None:
+def test_ipv6_prefix_is_configurable() -> None:
     assert client_address("2001:db8:1:2::1", [], None, ipv6_prefix=48) == "2001:db8:1::/48"
     assert by_address(ipv6_prefix=128)({"client": ("2001:db8::1", 1)}) == "2001:db8::1"
 
@@ -201,7 +199,7 @@ def scope_of(peer: str | None, name: str, lines: list[str]) -> dict[str, Any]:
     return {"client": None if peer is None else (peer, 80), "headers": fields}
 
 
-def test_only_the_header_that_was_named_is_read() -> None:
+def test_only_the_configured_header_is_read() -> None:
     scope = scope_of(PROXY, "x-forwarded-for", ["1.2.3.4"])
     scope["headers"] += scope_of(PROXY, "forwarded", [f"for={CLIENT}"])["headers"]
     assert by_address(proxies=[PROXY])(scope) == "1.2.3.4"
@@ -224,6 +222,6 @@ def test_only_the_header_that_was_named_is_read() -> None:
         {"ipv6_prefix": 129},
     ],
 )
-def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         by_address(**arguments)

@@ -73,7 +73,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Rule], Decision]:
 
 
 def parsed(value: bytes, kind: str = "list") -> Any:
-    """Return what the parser makes of a field."""
+    """Parse a structured field."""
     return http_sf.parse(value, tltype=kind)
 
 
@@ -84,7 +84,7 @@ def fields_of(limiter: Limiter, decision: Decision, **style: Any) -> dict[str, s
 
 
 @given(cases())
-def test_structured_fields_say_what_the_decision_says(case: tuple[list[Rule], Decision]) -> None:
+def test_structured_fields_match_the_decision(case: tuple[list[Rule], Decision]) -> None:
     rules, decision = case
     fields = dict(Writer(rules).fields(decision, NOW))
     policies, limits = parsed(fields[b"ratelimit-policy"]), parsed(fields[b"ratelimit"])
@@ -109,7 +109,7 @@ def test_no_window_ends_after_retry_after(case: tuple[list[Rule], Decision]) -> 
 
 
 @given(cases())
-def test_retry_after_is_on_refusals_that_end_and_nowhere_else(case: tuple[list[Rule], Decision]) -> None:
+def test_only_temporary_refusals_have_retry_after(case: tuple[list[Rule], Decision]) -> None:
     rules, decision = case
     fields = dict(Writer(rules).fields(decision, NOW))
     assert (b"retry-after" in fields) == (decision.retry_after is not None)
@@ -127,7 +127,7 @@ def test_different_names_stay_different(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     "name", ['say "hi"', "back\\slash", "50%", "naïve", "line\nbreak", "\udc80", "é" * 9]
 )
-def test_hostile_names_survive_as_strings(name: str) -> None:
+def test_special_characters_in_names_are_escaped(name: str) -> None:
     limiter = Limiter(sliding_window("5/minute", name=name))
     fields = fields_of(limiter, limiter.hit("a"))
     [(parsed_name, parameters)] = parsed(fields["ratelimit-policy"].encode())
@@ -136,7 +136,7 @@ def test_hostile_names_survive_as_strings(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_waiting_as_told_is_enough_and_a_second_less_is_not(kind: Any) -> None:
+def test_retry_after_is_the_shortest_wait_in_whole_seconds(kind: Any) -> None:
     clock = FakeClock(NOW / 1e6)
     limiter = Limiter(kind("3/10s"), clock=clock)
     while limiter.hit("a"):
@@ -165,24 +165,24 @@ def test_reset_is_the_epoch_or_seconds_from_now() -> None:
         ("none", set()),
     ],
 )
-def test_a_word_says_which_families_of_fields_are_written(word: Any, families: set[str]) -> None:
+def test_style_name_selects_the_header_families(word: Any, families: set[str]) -> None:
     limiter = Limiter("5/minute")
     written = Writer(limiter.rules, word).fields(limiter.hit("a"), NOW)
     assert {"x-ratelimit" if name.startswith(b"x-") else "ratelimit" for name, _ in written} == families
 
 
-def test_limiters_and_edges_know_the_same_words() -> None:
+def test_limiters_and_writers_accept_the_same_style_names() -> None:
     assert tuple(STYLES) == get_args(HeaderStyle)
 
 
 @pytest.mark.parametrize("wrong", ["draft-11", None, Headers])
-def test_another_word_is_refused(wrong: Any) -> None:
+def test_unknown_style_name_is_refused(wrong: Any) -> None:
     message = f"headers= is 'both', 'ietf', 'x-ratelimit', 'none' or Headers(…), not {wrong!r}"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         Writer((), wrong)
 
 
-def test_each_family_of_fields_can_be_left_out() -> None:
+def test_each_header_family_can_be_disabled() -> None:
     limiter = Limiter("5/minute")
     decision = limiter.hit("a")
     assert not [name for name in fields_of(limiter, decision, x_ratelimit=None) if name.startswith("x-")]
@@ -195,14 +195,14 @@ def test_each_family_of_fields_can_be_left_out() -> None:
 
 @pytest.mark.parametrize("revision", [6, 7, 11])
 @pytest.mark.parametrize("reset", ["epoch", None])
-def test_the_names_of_a_style_are_the_names_that_are_written(revision: int, reset: str | None) -> None:
+def test_style_lists_exactly_the_header_names_it_writes(revision: int, reset: str | None) -> None:
     style = Headers(x_ratelimit=reset, ratelimit=revision)  # type: ignore[arg-type]
     limiter = Limiter("5/minute")
     written = Writer(limiter.rules, style).fields(limiter.hit("a"), NOW)
     assert {name.decode() for name, _ in written} == {name.lower() for name in style.names}
 
 
-def test_revision_7() -> None:
+def test_headers_of_draft_revision_7() -> None:
     limiter = Limiter(fixed_window("5/minute"), "50/hour", clock=FakeClock(NOW / 1e6))
     fields = fields_of(limiter, limiter.hit("a"), ratelimit=7)
     values = {name: value for name, (value, _) in parsed(fields["ratelimit"].encode(), "dictionary").items()}
@@ -210,7 +210,7 @@ def test_revision_7() -> None:
     assert parsed(fields["ratelimit-policy"].encode()) == [(5, {"w": 60}), (50, {"w": 3600})]
 
 
-def test_revision_6() -> None:
+def test_headers_of_draft_revision_6() -> None:
     limiter = Limiter(fixed_window("1/minute"), clock=FakeClock(NOW / 1e6))
     limiter.hit("a")
     fields = fields_of(limiter, limiter.hit("a"), ratelimit=6, x_ratelimit=None)
@@ -223,12 +223,12 @@ def test_revision_6() -> None:
     }
 
 
-def test_a_window_that_is_not_whole_seconds_is_not_mentioned() -> None:
+def test_window_is_omitted_unless_it_is_whole_seconds() -> None:
     limiter = Limiter("5/500ms")
     assert parsed(fields_of(limiter, limiter.hit("a"))["ratelimit-policy"].encode())[0][1] == {"q": 5}
 
 
-def test_tiers_have_policies_of_their_own() -> None:
+def test_each_tier_has_its_own_policy_header() -> None:
     limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}))
     writer = Writer(limiter.rules)
     for tier, limit in ((None, 5), ("pro", 50), ("unheard of", 5)):
@@ -237,19 +237,19 @@ def test_tiers_have_policies_of_their_own() -> None:
         assert fields[b"x-ratelimit-limit"] == b"%d" % limit
 
 
-def test_what_is_refused_for_ever_has_no_time_in_it() -> None:
+def test_permanent_refusal_has_no_reset_time() -> None:
     limiter = Limiter("0/minute")
     fields = fields_of(limiter, limiter.hit("a"))
     assert set(fields) == {"ratelimit-policy", "ratelimit", "x-ratelimit-limit", "x-ratelimit-remaining"}
     assert fields["ratelimit"].endswith(";r=0")
 
 
-def test_without_rules_there_is_nothing_to_write() -> None:
+def test_limiter_without_rules_writes_no_headers() -> None:
     assert Writer(()).fields(UNLIMITED, NOW) == []
 
 
-def test_a_refusal_without_figures_has_retry_after_only() -> None:
-    """What a limiter answers that fails closed, and knows when it will ask its store again."""
+def test_refusal_without_rule_results_has_only_retry_after() -> None:
+    """A limiter that fails closed answers like this until it calls its store again."""
     refused = UNLIMITED.as_refused(2_500_000).as_degraded()
     assert Writer(()).fields(refused, NOW) == [(b"retry-after", b"3")]
 
@@ -260,7 +260,7 @@ def test_retry_after_is_rounded_up_and_at_least_one(retry_us: int, wait: int) ->
 
 
 @pytest.mark.parametrize("style", [{"x_ratelimit": "iso"}, {"ratelimit": 5}])
-def test_unknown_styles_are_refused(style: dict[str, Any]) -> None:
+def test_invalid_header_options_are_refused(style: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Headers(**style)
 
@@ -274,7 +274,7 @@ def asked(limiter: Limiter, hits: int = 1, **style: Any) -> Asked:
     return Writer(limiter.rules, Headers(**style)), decision, None, NOW
 
 
-def test_policies_of_all_are_listed_under_different_names() -> None:
+def test_policies_of_several_limiters_get_unique_names() -> None:
     both = [asked(Limiter("100/minute")), asked(Limiter("5/minute"))]
     fields = dict(encoded(all_fields(both)))
     policies, left = parsed(fields[b"ratelimit-policy"]), parsed(fields[b"ratelimit"])
@@ -283,8 +283,8 @@ def test_policies_of_all_are_listed_under_different_names() -> None:
     assert [policy["q"] for _, policy in policies] == [100, 5]
 
 
-def test_rules_that_are_not_known_have_names_of_their_own_and_no_policy() -> None:
-    """Those of a server, and of a refusal that was raised."""
+def test_unknown_rules_get_unique_names_and_no_policy() -> None:
+    """Such as rules of a server, or of a refusal that was raised as an exception."""
     writer, decision, tier, now = asked(Limiter("5/minute"))
     unknown = Writer(()), decision, tier, now
     fields = dict(all_fields([(writer, decision, tier, now), unknown]))
@@ -297,7 +297,7 @@ def test_rules_that_are_not_known_have_names_of_their_own_and_no_policy() -> Non
         assert "RateLimit-Policy" not in dict(all_fields(alone))
 
 
-def test_single_figures_are_those_of_the_least_room() -> None:
+def test_x_ratelimit_headers_describe_the_limiter_with_the_least_remaining() -> None:
     fields = dict(
         encoded(all_fields([asked(Limiter("100/minute")), asked(Limiter("5/minute")), asked(Limiter())]))
     )
@@ -305,14 +305,14 @@ def test_single_figures_are_those_of_the_least_room() -> None:
     assert b"retry-after" not in fields
 
 
-def test_single_figures_are_those_of_the_refusal() -> None:
+def test_x_ratelimit_headers_describe_the_refusing_limiter() -> None:
     fields = dict(encoded(all_fields([asked(Limiter("9/hour"), 9), asked(Limiter(fixed_window("1/s")), 2)])))
     assert fields[b"x-ratelimit-limit"] == b"1"
     assert fields[b"retry-after"] == b"1"
     assert all(parameters["t"] <= 1 for _, parameters in parsed(fields[b"ratelimit"]))
 
 
-def test_several_without_rules_write_nothing() -> None:
+def test_several_limiters_without_rules_write_no_headers() -> None:
     assert all_fields([asked(Limiter()), asked(Limiter())]) == {}
     assert all_fields([]) == {}
 
@@ -328,7 +328,7 @@ def test_only_current_revisions_are_merged() -> None:
     assert fields[b"ratelimit-limit"] == b"5"
 
 
-def test_the_list_of_an_application_is_left_alone() -> None:
+def test_header_list_of_the_application_is_not_modified() -> None:
     own = [("X-RateLimit-Limit", "7")]
     assert replaced(own, [("RateLimit", "ours")]) == [("X-RateLimit-Limit", "7"), ("RateLimit", "ours")]
     assert replaced(own, [("X-RateLimit-Limit", "5")]) == [("X-RateLimit-Limit", "5")]
@@ -336,7 +336,7 @@ def test_the_list_of_an_application_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("rules", [("5/minute",), ("5/minute", "50/hour")])
-def test_released_units_show_as_left(rules: tuple[str, ...]) -> None:
+def test_released_units_are_added_to_remaining(rules: tuple[str, ...]) -> None:
     limiter = Limiter(*rules)
     limiter.hit("a", 2)
     hold = limiter.hold("a")

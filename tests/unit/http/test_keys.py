@@ -35,20 +35,20 @@ def parts_of(request: Request) -> tuple[Any, int, str | None]:
     return request.key, request.cost, request.tier
 
 
-def test_by_default_the_address_pays_one_unit() -> None:
+def test_default_key_is_the_address_and_default_cost_is_one() -> None:
     assert question(SCOPE) == ("192.0.2.1", 1, None)
 
 
-def test_by_header_takes_the_first() -> None:
+def test_by_header_uses_the_first_value() -> None:
     assert question(SCOPE, key=by_header("X-API-Key"))[0] == "k1"
 
 
 @pytest.mark.parametrize("name", ["X-Missing", "x-empty"])
-def test_a_missing_key_is_counted_by_address_which_no_text_equals(name: str) -> None:
+def test_missing_key_falls_back_to_the_address_as_bytes(name: str) -> None:
     assert question(SCOPE, key=by_header(name))[0] == b"192.0.2.1"
 
 
-def test_the_address_of_a_missing_key_knows_the_proxies() -> None:
+def test_address_of_a_missing_key_respects_proxies() -> None:
     scope = {**SCOPE, "headers": [(b"x-forwarded-for", b"198.51.100.7")]}
     behind = by_address(proxies=["192.0.2.0/24"])
     assert question(scope, key=by_header("X-API-Key"), address=behind)[0] == b"198.51.100.7"
@@ -76,11 +76,11 @@ def test_a_long_header_becomes_a_digest() -> None:
         ({}, None),
     ],
 )
-def test_by_user(scope: dict[str, Any], key: object) -> None:
+def test_by_user_reads_the_id_of_an_authenticated_user(scope: dict[str, Any], key: object) -> None:
     assert by_user()(scope) == key
 
 
-def test_by_user_names_what_is_missing() -> None:
+def test_by_user_error_names_the_missing_attribute() -> None:
     with pytest.raises(ConfigError, match="has no 'id'"):
         by_user()({"user": SimpleNamespace(username="ada")})
     assert by_user("username")({"user": SimpleNamespace(username="ada")}) == "ada"
@@ -90,12 +90,12 @@ def test_requests_without_a_route_count_together() -> None:
     assert by_route()(SCOPE) == by_route()({**SCOPE, "path": "/made/up"}) == "*"
 
 
-def test_the_template_is_the_key_not_the_path() -> None:
+def test_by_route_uses_the_template_not_the_path() -> None:
     route = SimpleNamespace(path="/items/{id}")
     assert by_route()({**SCOPE, "route": route, "path_params": {"id": 1}}) == "/items/{id}"
 
 
-def test_what_a_mount_has_matched_is_named_in_the_template() -> None:
+def test_by_route_includes_the_parameters_of_a_mount() -> None:
     scope = {
         **SCOPE,
         "route": SimpleNamespace(path="/items/{id:int}"),
@@ -126,7 +126,7 @@ def test_joined_keys_take_a_scope_if_all_parts_do() -> None:
     assert not takes_scope(by_all(by_address(), lambda request: "x"))
 
 
-def test_a_function_for_each_scope() -> None:
+def test_each_scope_has_its_key_function() -> None:
     limiter = Limiter(sliding_window("5/minute", scope="user"), token_bucket("9/minute", scope="realm"))
     key, _, _ = question(
         SCOPE, limiter=limiter, key={"user": by_header("x-missing"), "realm": by_header("x-api-key")}
@@ -144,14 +144,14 @@ def test_cost_and_tier_are_values_or_functions() -> None:
 
 
 @pytest.mark.parametrize("cost", [6, -1, 1.5, True, "1"])
-def test_a_fixed_cost_that_never_fits_is_refused_at_once(cost: Any) -> None:
+def test_invalid_fixed_cost_is_refused_at_construction(cost: Any) -> None:
     with pytest.raises(ConfigError):
         RequestLimit(Limiter("5/minute"), cost=cost)
     with pytest.raises(ConfigError):
         RequestLimit(Limiter("50/minute burst 5"), cost=cost)
 
 
-def test_a_tier_may_make_room_for_a_fixed_cost() -> None:
+def test_fixed_cost_may_fit_only_a_larger_tier() -> None:
     limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}))
     assert RequestLimit(limiter, cost=6, tier=lambda scope: "pro").question(SCOPE).cost == 6
 
@@ -171,7 +171,7 @@ async def awaited(request: Any) -> str:
     return "k1"
 
 
-async def test_every_part_may_be_awaited() -> None:
+async def test_key_cost_and_tier_functions_can_be_async() -> None:
     async def two(scope: Any) -> int:
         return 2
 
@@ -186,7 +186,7 @@ async def test_every_part_may_be_awaited() -> None:
     assert not RequestLimit(AsyncLimiter("5/minute")).awaits
 
 
-async def test_scopes_may_be_awaited_one_by_one() -> None:
+async def test_one_scope_can_have_an_async_key_function() -> None:
     limiter = AsyncLimiter(sliding_window("5/minute", scope="user"), sliding_window("9/minute", scope="ip"))
     limit = RequestLimit(limiter, key={"user": Slow(), "ip": by_address()})
     assert limit.awaits
@@ -224,7 +224,7 @@ async def test_scopes_may_be_awaited_one_by_one() -> None:
     ],
     ids=str,
 )
-def test_what_no_request_could_be_counted_by_is_refused_at_once(options: Any, message: str) -> None:
+def test_invalid_options_are_refused_at_construction(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         RequestLimit(Limiter("5/minute"), **options)
 
@@ -250,20 +250,18 @@ def test_what_no_request_could_be_counted_by_is_refused_at_once(options: Any, me
         ),
     ],
 )
-def test_key_functions_say_what_they_are_made_of(
-    make: Callable[[Any], Any], wrong: Any, message: str
-) -> None:
+def test_key_functions_refuse_invalid_arguments(make: Callable[[Any], Any], wrong: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         make(wrong)
 
 
-def test_what_cannot_be_joined_is_refused_at_once() -> None:
+def test_by_all_refuses_invalid_key_functions() -> None:
     for wrong in (by_route, "ip"):
         with pytest.raises(ConfigError, match=r"^by_all takes functions of the request"):
             by_all(by_address(), wrong)  # type: ignore[arg-type]
 
 
-def test_rules_with_scopes_need_a_key() -> None:
+def test_scoped_rules_need_a_key_function_for_each_scope() -> None:
     rules = sliding_window("5/minute", scope="user"), sliding_window("9/minute", scope="*")
     for key in (None, {"usr": by_user()}):
         with pytest.raises(

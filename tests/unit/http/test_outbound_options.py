@@ -1,4 +1,4 @@
-"""What clients make of the header fields of answers."""
+"""Options of the HTTP clients, and the pauses that they read from response headers."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ NOW = 1_700_000_000.0
         ({}, None),
     ],
 )
-def test_pauses_that_are_asked_for(headers: dict[str, str], pause: float | None) -> None:
+def test_pause_is_read_from_response_headers(headers: dict[str, str], pause: float | None) -> None:
     assert asked_pause(headers, NOW, True) == pause
 
 
-def test_retry_after_is_for_refusals() -> None:
+def test_retry_after_is_ignored_unless_the_response_is_a_refusal() -> None:
     assert asked_pause({"retry-after": "30"}, NOW, False) is None
 
 
 @pytest.mark.parametrize("headers", ["ietf", "x-ratelimit", *(Headers(None, draft) for draft in (6, 7))])
-def test_what_our_own_edges_write_is_understood(headers: Any) -> None:
+def test_client_understands_headers_that_headgate_writes(headers: Any) -> None:
     clock = FakeClock(NOW)
     limiter = Limiter("2/minute", name="odd;r=0;t=1", store="memory://", clock=clock)
     writer = Writer(limiter.rules, headers)
@@ -103,7 +103,7 @@ async def awaited(request: object) -> str:
     ],
     ids=str,
 )
-def test_manners_that_cannot_be_kept_to_are_refused_at_once(
+def test_invalid_options_are_refused_at_construction(
     make: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -111,7 +111,7 @@ def test_manners_that_cannot_be_kept_to_are_refused_at_once(
     assert str(caught.value) == message
 
 
-def test_a_transport_of_the_other_kind_is_refused_at_once() -> None:
+def test_sync_and_async_transports_cannot_be_mixed() -> None:
     with pytest.raises(ConfigError, match=r"^transport= is an httpx.BaseTransport, not <"):
         RateLimitTransport("5/s", httpx.AsyncHTTPTransport())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^transport= is an httpx.AsyncBaseTransport, not <"):

@@ -1,4 +1,4 @@
-"""Bodies of refusals, and which form a client gets."""
+"""Bodies of refusals, and their media types."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def members(answer: Answer) -> dict[str, object]:
     return body
 
 
-def test_a_refusal_is_the_registered_problem() -> None:
+def test_refusal_body_is_the_registered_problem_type() -> None:
     decision, names = refused("1/minute", "1/s", "50/hour")
     answer = refusal(decision, names)
     body = members(answer)
@@ -41,7 +41,7 @@ def test_a_refusal_is_the_registered_problem() -> None:
     assert body["retry_after"] in (60, 61)
 
 
-def test_a_refusal_for_ever_does_not_tell_to_wait() -> None:
+def test_permanent_refusal_has_no_retry_after() -> None:
     body = members(refusal(*refused("0/minute")))
     assert "retry_after" not in body
     assert "Waiting does not help" in str(body["detail"])
@@ -53,20 +53,20 @@ def test_any_name_makes_a_valid_body(name: str, accept: bytes | None) -> None:
     assert members(refusal(decision, names, accept))["violated-policies"] == [wire_name(name)]
 
 
-def test_a_degraded_refusal_is_the_servers_fault() -> None:
+def test_degraded_refusal_is_a_server_error() -> None:
     decision, names = refused("1/minute")
     answer = refusal(decision.as_degraded(), names)
     assert answer.status == members(answer)["status"] == 503
     assert str(members(answer)["type"]).endswith("#temporary-reduced-capacity")
 
 
-def test_a_refusal_without_rules_names_none() -> None:
+def test_refusal_without_rules_lists_no_policies() -> None:
     body = members(refusal(UNLIMITED.as_refused(2_000_000).as_degraded(), ()))
     assert body["violated-policies"] == []
     assert body["detail"] == "Requests cannot be counted at the moment. Try again in 2 s."
 
 
-def test_a_cost_that_never_fits_is_a_client_error_without_waiting() -> None:
+def test_cost_above_capacity_is_a_client_error() -> None:
     answer = too_costly(CostTooHigh(7, 5, "burst"))
     body = members(answer)
     assert answer.status == body["status"] == 413
@@ -75,7 +75,7 @@ def test_a_cost_that_never_fits_is_a_client_error_without_waiting() -> None:
     assert b"at most 5" in too_costly(CostTooHigh(7, 5, "burst"), b"text/plain").body
 
 
-def test_plain_text_for_those_who_ask_for_it() -> None:
+def test_client_can_request_plain_text() -> None:
     decision, names = refused(sliding_window("1/minute", name="100%"))
     answer = refusal(decision, names, b"text/plain")
     assert dict(answer.fields)[b"content-type"] == TEXT
@@ -115,5 +115,5 @@ def test_accept_is_negotiated(accept: bytes | None, media_type: bytes) -> None:
 @given(
     st.binary(max_size=2000) | st.text(alphabet="*/;q=.,01 textplainjsoapcu+", max_size=60).map(str.encode)
 )
-def test_no_accept_field_breaks_a_refusal(accept: bytes) -> None:
+def test_any_accept_header_gets_a_supported_media_type(accept: bytes) -> None:
     assert preferred(accept) in (PROBLEM_JSON, JSON, TEXT)

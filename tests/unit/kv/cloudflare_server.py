@@ -37,10 +37,10 @@ class CloudflareServer:
     """A namespace, in the time of a fake clock.
 
     Attributes:
-        clock: What time it is there.
-        lag: Seconds by which reads are behind writes.
+        clock: The clock of the server.
+        lag: Delay in seconds before a write can be read.
         writes_per_second_are_limited: Whether a second write to a key within a second is refused.
-        failures: Answers to give first, instead of the right ones.
+        failures: Responses to return first, instead of the usual ones.
         calls: Method and path of every call, in order.
         page_size: The most keys on a page of the list.
     """
@@ -62,7 +62,7 @@ class CloudflareServer:
         self.history: dict[str, list[Version]] = {}
 
     def value(self, key: str) -> str | None:
-        """Return the value that counts now, wherever it can be read already."""
+        """Return the latest value, even if reads do not return it yet."""
         version = self._version(key, self.clock.now)
         return None if version is None or version.value is None else version.value.decode()
 
@@ -73,7 +73,7 @@ class CloudflareServer:
         return version.expiration
 
     def fail(self, status: int, code: int = 10001, message: str = "failure", **headers: str) -> None:
-        """Give this answer to a call instead of the right one."""
+        """Answer the next call with this failure."""
         self.failures.append(failure(status, code, message, headers))
 
     async def answer(self, account: str, namespace: str, rest: str, request: Request) -> Response:

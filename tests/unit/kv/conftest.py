@@ -1,4 +1,4 @@
-"""The key-value stores that there are, each ready for use."""
+"""Fixtures for all key-value stores."""
 
 from __future__ import annotations
 

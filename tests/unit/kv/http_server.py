@@ -1,4 +1,4 @@
-"""HTTP on this machine only: serving an application for as long as a block runs, and clients that start quickly."""
+"""A local HTTP server for an application, and HTTP clients that start quickly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
     """Serve the application from a thread and yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # from here on, connections wait to be accepted
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # connections are queued from now on
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -30,7 +30,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 @contextmanager
 def few_authorities(folder: Path) -> Iterator[None]:
-    """Let httpx know one certificate authority: nothing here speaks TLS, and reading all takes longer than most tests."""
+    """Make httpx load one certificate authority: the tests do not use TLS, and loading all takes longer than most tests."""
     end = "-----END CERTIFICATE-----\n"
     first, _, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(end)
     authority = folder / "authority.pem"

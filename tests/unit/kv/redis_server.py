@@ -1,4 +1,4 @@
-"""A real Redis server: the one that the tests were given, or one of our own."""
+"""A real Redis server: from `HEADGATE_TEST_REDIS_URL`, or started by the tests."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def redis_url() -> Iterator[str]:
 
 
 def with_own_prefix(url: str) -> str:
-    """Return the URL with a prefix that nobody else has: the server may be in use for other things, and by other runs."""
+    """Return the URL with a unique prefix: the server may be shared with other applications and test runs."""
     return f"{url}{'&' if '?' in url else '?'}prefix={uuid4().hex}:"

@@ -1,4 +1,4 @@
-"""What every key-value store does, and what each does in its own way."""
+"""Behaviour of all key-value adapters, and of each adapter."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.unit.kv.redis_server import with_own_prefix
 AWKWARD_KEY = "ratelimit:42:a/b%2F ?*[é]\\"
 
 
-class TestEvery:
-    async def test_what_was_put_can_be_got(self, kv: ListingKV) -> None:
+class TestEveryAdapter:
+    async def test_get_returns_the_value_that_was_put(self, kv: ListingKV) -> None:
         await kv.put(AWKWARD_KEY, "7", 60)
         assert await kv.get(AWKWARD_KEY) == "7"
 
-    async def test_what_was_never_put_is_none(self, kv: ListingKV) -> None:
+    async def test_get_of_an_unknown_key_returns_none(self, kv: ListingKV) -> None:
         assert await kv.get("nothing") is None
 
-    async def test_the_last_put_counts(self, kv: ListingKV) -> None:
+    async def test_last_put_wins(self, kv: ListingKV) -> None:
         await kv.put("key", "1", 60)
         await kv.put("key", "2", 60)
         assert await kv.get("key") == "2"
@@ -42,7 +42,7 @@ class TestEvery:
         await kv.put("key", "né \n\x00 \N{SNOWMAN}", 60)
         assert await kv.get("key") == "né \n\x00 \N{SNOWMAN}"
 
-    async def test_what_was_deleted_is_gone(self, kv: ListingKV) -> None:
+    async def test_deleted_key_is_not_found(self, kv: ListingKV) -> None:
         await kv.put("key", "1", 60)
         await kv.delete("key")
         await kv.delete("key")
@@ -56,7 +56,7 @@ class TestEvery:
         assert [key async for key in kv.list_keys(AWKWARD_KEY)] == [AWKWARD_KEY]
         assert len([key async for key in kv.list_keys()]) == 5
 
-    async def test_purging_removes_what_begins_with_the_prefix(self, kv: ListingKV) -> None:
+    async def test_purge_removes_keys_by_prefix(self, kv: ListingKV) -> None:
         for key in ("a:1", "a:2", "b:1"):
             await kv.put(key, "x", 60)
         assert await purge(kv, "a:") == 2
@@ -83,7 +83,7 @@ class TestTimeToLive:
         found: ListingKV = request.getfixturevalue("sqlite_kv")
         return found
 
-    async def test_a_value_is_there_until_its_time_is_up(self, timed_kv: ListingKV, clock: FakeClock) -> None:
+    async def test_value_expires_after_its_time_to_live(self, timed_kv: ListingKV, clock: FakeClock) -> None:
         await timed_kv.put("key", "1", 60)
         clock.advance_us(60_000_000 - 1)
         assert await timed_kv.get("key") == "1"
@@ -91,7 +91,7 @@ class TestTimeToLive:
         assert await timed_kv.get("key") is None
         assert [key async for key in timed_kv.list_keys()] == []
 
-    async def test_a_new_put_begins_a_new_life(self, timed_kv: ListingKV, clock: FakeClock) -> None:
+    async def test_new_put_restarts_the_time_to_live(self, timed_kv: ListingKV, clock: FakeClock) -> None:
         await timed_kv.put("key", "1", 60)
         clock.advance(59)
         await timed_kv.put("key", "2", 60)
@@ -100,21 +100,21 @@ class TestTimeToLive:
         await timed_kv.put("another", "x", 600)
         assert await timed_kv.get("key") == "2"
 
-    async def test_an_expired_value_is_none_to_a_swap(self, timed_kv: ListingKV, clock: FakeClock) -> None:
+    async def test_swap_treats_an_expired_value_as_none(self, timed_kv: ListingKV, clock: FakeClock) -> None:
         assert isinstance(timed_kv, SwappingKV)
         await timed_kv.put("key", "1", 60)
         clock.advance(60)
         assert not await timed_kv.swap("key", "1", "2", 60)
         assert await timed_kv.swap("key", None, "2", 60)
 
-    async def test_memory_does_not_keep_what_has_expired(self, clock: FakeClock) -> None:
+    async def test_memory_removes_expired_values(self, clock: FakeClock) -> None:
         kv = MemoryKV(clock=clock)
         for number in range(1000):
             await kv.put(f"key{number}", "1", 60)
             clock.advance(1)
         assert len(kv._entries) <= 61
 
-    async def test_memory_does_not_grow_with_the_puts_of_one_key(self, clock: FakeClock) -> None:
+    async def test_memory_does_not_grow_with_repeated_puts_of_one_key(self, clock: FakeClock) -> None:
         kv = MemoryKV(clock=clock)
         for number in range(1000):
             await kv.put("key", str(number), 60)
@@ -125,7 +125,7 @@ class TestTimeToLive:
         await kv.put("other", "1", 60)
         assert set(kv._entries) == {"other"}
 
-    async def test_a_file_does_not_keep_what_has_expired(self, sqlite_kv: SQLiteKV, clock: FakeClock) -> None:
+    async def test_sqlite_removes_expired_values(self, sqlite_kv: SQLiteKV, clock: FakeClock) -> None:
         for number in range(1000):
             await sqlite_kv.put(f"key{number}", "1", 60)
             clock.advance(1)
@@ -134,7 +134,7 @@ class TestTimeToLive:
         connection.close()
         assert rows <= 60 + 64
 
-    async def test_redis_is_told_the_seconds(self, redis_kv: RedisKV) -> None:
+    async def test_redis_keys_have_the_time_to_live(self, redis_kv: RedisKV) -> None:
         await redis_kv.put("put", "1", 3600)
         await redis_kv.swap("swapped", None, "1", 7200)
         assert 3590 < await redis_kv._clients.own().ttl(f"{redis_kv.prefix}put") <= 3600
@@ -150,10 +150,10 @@ class TestSQLite:
         assert await second.get("key") == "1"
         await second.aclose()
 
-    async def test_it_waits_for_another_that_writes_to_a_new_file(
+    async def test_opening_waits_for_another_writer_of_a_new_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """SQLite does not, whatever the time-out: it refuses to switch the file to WAL at once."""
+        """SQLite does not wait, even with a timeout: it refuses the switch to WAL immediately."""
         other = sqlite3.connect(tmp_path / "kv.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         switch = partial(switch_to_wal, pause=lambda _: other.execute("ROLLBACK"))
@@ -163,7 +163,7 @@ class TestSQLite:
         other.close()
         await kv.aclose()
 
-    async def test_of_racing_swaps_one_wins(self, tmp_path: Path) -> None:
+    async def test_exactly_one_concurrent_swap_wins(self, tmp_path: Path) -> None:
         adapters = [SQLiteKV(tmp_path / "kv.db") for _ in range(8)]
         won = await asyncio.gather(*(kv.swap("key", None, str(i), 60) for i, kv in enumerate(adapters)))
         assert sum(won) == 1
@@ -171,14 +171,14 @@ class TestSQLite:
         for kv in adapters:
             await kv.aclose()
 
-    async def test_a_closed_one_says_so(self, tmp_path: Path) -> None:
+    async def test_closed_adapter_is_unavailable(self, tmp_path: Path) -> None:
         kv = SQLiteKV(tmp_path / "kv.db")
         await kv.aclose()
         await kv.aclose()
         with pytest.raises(StoreUnavailable, match="closed"):
             await kv.get("key")
 
-    def test_a_file_that_cannot_be_opened_is_named(self, tmp_path: Path) -> None:
+    def test_error_names_the_file_that_cannot_be_opened(self, tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="no-such-folder"):
             SQLiteKV(tmp_path / "no-such-folder" / "kv.db")
 
@@ -193,13 +193,13 @@ class TestSQLite:
             await kv.swap("key", None, "1", 60)
         await kv.aclose()
 
-    async def test_a_child_process_opens_the_file_anew(self, tmp_path: Path) -> None:
+    async def test_child_process_opens_a_new_connection(self, tmp_path: Path) -> None:
         kv = SQLiteKV(tmp_path / "kv.db")
         await kv.put("key", "parent", 60)
         child = multiprocessing.get_context("fork").Process(target=_swap_in_child, args=(kv,))
         child.start()
         child.join(timeout=30)
-        child.kill()  # one that hangs has failed
+        child.kill()  # a hanging child is a failure
         assert child.exitcode == 0
         assert await kv.get("key") == "child"
         await kv.aclose()
@@ -212,7 +212,7 @@ def _swap_in_child(kv: SQLiteKV) -> None:
 
 
 class TestRedis:
-    async def test_a_prefix_keeps_a_shared_database_apart(self, redis_kv: RedisKV) -> None:
+    async def test_prefixes_separate_keys_in_a_shared_database(self, redis_kv: RedisKV) -> None:
         apart = RedisKV(redis_kv._clients.own(), prefix=f"{redis_kv.prefix}telegram[1]:")
         await redis_kv.put("key", "theirs", 60)
         await apart.put("key", "ours", 60)
@@ -223,14 +223,14 @@ class TestRedis:
         await apart.delete("key")
         assert [key async for key in redis_kv.list_keys()] == ["key"]
 
-    async def test_the_prefix_can_stand_in_the_url(self, redis_kv: RedisKV, redis_server: str) -> None:
+    async def test_url_can_contain_the_prefix(self, redis_kv: RedisKV, redis_server: str) -> None:
         kv = RedisKV.from_url(f"{redis_server}?prefix={redis_kv.prefix}bot%5B1%5D:")
         assert kv.prefix == f"{redis_kv.prefix}bot[1]:"
         await kv.put("key", "1", 60)
         await kv.aclose()
         assert await redis_kv.get("bot[1]:key") == "1"
 
-    async def test_what_is_no_text_counts_as_none_and_can_be_removed(self, redis_kv: RedisKV) -> None:
+    async def test_value_that_is_not_text_counts_as_none_and_can_be_purged(self, redis_kv: RedisKV) -> None:
         store = KVStore(redis_kv, stem=lambda limiter, rule, key: "entry")
         limiter = AsyncLimiter(sliding_window("1/hour"), name="bot", store=store)
         client = redis_kv._clients.own()
@@ -239,7 +239,7 @@ class TestRedis:
         await client.set(redis_kv.prefix.encode() + b"\xfe", b"\xff")
         assert await purge(redis_kv) == 2
 
-    async def test_a_server_that_is_down_is_unavailable_and_its_password_stays_secret(self) -> None:
+    async def test_error_of_an_unavailable_server_hides_the_password(self) -> None:
         kv = RedisKV.from_url("redis://:sesame@127.0.0.1:1/0")
         with pytest.raises(StoreUnavailable) as caught:
             await kv.swap("key", None, "1", 60)
@@ -248,7 +248,7 @@ class TestRedis:
         await kv.aclose()
 
     async def test_a_command_is_never_sent_twice(self, redis_server: str) -> None:
-        """A swap that was carried out, but whose answer was lost, must not be judged by its own result."""
+        """If the response of a successful swap is lost, a repeated swap would fail because of the first one."""
         kv = RedisKV.from_url(redis_server)
         retry = kv._clients.own().get_retry()
         assert retry is not None
@@ -257,7 +257,7 @@ class TestRedis:
 
 
 class TestOpening:
-    def test_urls_name_the_stores(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_url_scheme_selects_the_adapter(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert isinstance(open_kv("memory://"), MemoryKV)
         kv = open_kv("sqlite:///limits.db")
@@ -269,14 +269,14 @@ class TestOpening:
     @pytest.mark.parametrize(
         "url", ["sqlite:limits.db", "sqlite:///", "postgres://x", "", "redis://host:port"]
     )
-    def test_other_urls_are_refused(self, url: str) -> None:
+    def test_invalid_urls_are_refused(self, url: str) -> None:
         with pytest.raises(ConfigError):
             open_kv(url)
 
 
 class TestEventLoops:
     @pytest.fixture(params=["sqlite", "redis", "cloudflare"])
-    def made_outside(
+    def kv_created_outside_loops(
         self, request: pytest.FixtureRequest, tmp_path: Path, redis_server: str, cloudflare_base: str
     ) -> ListingKV:
         if request.param == "sqlite":
@@ -285,15 +285,15 @@ class TestEventLoops:
             return RedisKV.from_url(with_own_prefix(redis_server))
         return CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=cloudflare_base)
 
-    def test_each_has_its_own_connections(self, made_outside: ListingKV) -> None:
+    def test_each_event_loop_has_its_own_connections(self, kv_created_outside_loops: ListingKV) -> None:
         with asyncio.Runner() as first, asyncio.Runner() as second:
-            first.run(made_outside.put("key", "1", 60))
-            assert second.run(made_outside.get("key")) == "1"
-            assert first.run(made_outside.get("key")) == "1"
+            first.run(kv_created_outside_loops.put("key", "1", 60))
+            assert second.run(kv_created_outside_loops.get("key")) == "1"
+            assert first.run(kv_created_outside_loops.get("key")) == "1"
             for runner in (second, first):
-                runner.run(made_outside.aclose())
+                runner.run(kv_created_outside_loops.aclose())
 
-    def test_what_belongs_to_a_closed_one_is_forgotten(self) -> None:
+    def test_objects_of_closed_event_loops_are_dropped(self) -> None:
         async def own() -> asyncio.AbstractEventLoop:
             return loops.own()
 
@@ -302,7 +302,7 @@ class TestEventLoops:
             assert asyncio.run(own()).is_closed()
         assert len(loops._made) == 1
 
-    def test_threads_with_loops_of_their_own_swap_in_memory_one_at_a_time(self) -> None:
+    def test_swaps_in_memory_are_atomic_across_threads(self) -> None:
         kv = MemoryKV()
 
         async def count(_: int) -> int:

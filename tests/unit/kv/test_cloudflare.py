@@ -36,7 +36,7 @@ class TestCalls:
         assert cloudflare.value("ratelimit:42:7") == "1"
         assert cloudflare.expiration("ratelimit:42:7") == int(clock.now) + 3600
 
-    async def test_a_listing_of_several_pages_is_followed(
+    async def test_list_keys_reads_all_pages(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer
     ) -> None:
         cloudflare.page_size = 2
@@ -66,9 +66,7 @@ class TestRefusals:
         assert clock.now == began
         await kv.aclose()
 
-    async def test_an_unknown_namespace_is_not_an_empty_one(
-        self, cloudflare_base: str, clock: FakeClock
-    ) -> None:
+    async def test_unknown_namespace_is_an_error(self, cloudflare_base: str, clock: FakeClock) -> None:
         kv = CloudflareKV(ACCOUNT, "0" * 32, TOKEN, api_base=cloudflare_base, clock=clock)
         with pytest.raises(StoreUnavailable, match="namespace not found"):
             await kv.get("key")
@@ -78,23 +76,23 @@ class TestRefusals:
         with pytest.raises(StoreUnavailable, match="at least 60"):
             await cloudflare_kv.put("key", "1", 59)
 
-    async def test_a_success_that_is_none_is_refused(self, clock: FakeClock) -> None:
+    async def test_status_200_without_success_is_an_error(self, clock: FakeClock) -> None:
         kv = kv_answering(clock, lambda request: httpx.Response(200, json={"success": False, "errors": None}))
         with pytest.raises(StoreUnavailable, match="answered 200"):
             await kv.put("key", "1", 60)
 
     @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"errors": [1, {"code": 5}]}'])
-    async def test_a_refusal_without_words_is_misconfigured(self, clock: FakeClock, body: bytes) -> None:
+    async def test_refusal_without_a_message_is_misconfigured(self, clock: FakeClock, body: bytes) -> None:
         kv = kv_answering(clock, lambda request: httpx.Response(403, content=body))
         with pytest.raises(StoreMisconfigured, match="answered 403"):
             await kv.get("key")
 
 
-class TestAgain:
-    """What passes is tried again: time-outs, 429 and 5xx."""
+class TestRetries:
+    """Temporary failures are retried: timeouts, 429 and 5xx."""
 
     @pytest.mark.parametrize("status", [429, 500, 502, 503])
-    async def test_a_passing_failure_is_overcome(
+    async def test_temporary_failure_is_retried(
         self, status: int, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         began = clock.now
@@ -104,7 +102,7 @@ class TestAgain:
         assert cloudflare.value("key") == "1"
         assert clock.now - began == 0.5 + 1
 
-    async def test_a_refusal_that_says_how_long_is_obeyed(
+    async def test_retry_after_is_respected(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         began = clock.now
@@ -112,7 +110,7 @@ class TestAgain:
         await cloudflare_kv.put("key", "1", 60)
         assert clock.now - began == 3
 
-    async def test_who_is_blocked_for_minutes_is_not_waited_for(
+    async def test_long_retry_after_fails_without_waiting(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         began = clock.now
@@ -122,7 +120,7 @@ class TestAgain:
         assert clock.now == began
         assert len(cloudflare.calls) == 1
 
-    async def test_a_lasting_failure_is_given_up_in_time(
+    async def test_permanent_failure_stops_after_five_attempts(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         began = clock.now
@@ -133,7 +131,7 @@ class TestAgain:
         assert clock.now - began == 0.5 + 1 + 2 + 4
         assert len(cloudflare.calls) == 5
 
-    async def test_a_time_out_is_tried_again_and_then_unavailable(self, clock: FakeClock) -> None:
+    async def test_timeout_is_retried_and_then_unavailable(self, clock: FakeClock) -> None:
         answers: list[Exception | httpx.Response] = [httpx.ReadTimeout("slow"), httpx.Response(200, text="7")]
 
         def answer(request: httpx.Request) -> httpx.Response:
@@ -147,7 +145,7 @@ class TestAgain:
         with pytest.raises(StoreUnavailable, match="ConnectError"):
             await kv.get("key")
 
-    async def test_an_answer_that_cannot_be_read_is_no_answer(self, clock: FakeClock) -> None:
+    async def test_unreadable_response_is_unavailable(self, clock: FakeClock) -> None:
         def answer(request: httpx.Request) -> httpx.Response:
             return httpx.Response(
                 200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip")
@@ -158,9 +156,9 @@ class TestAgain:
 
 
 class TestStaleReads:
-    """Cloudflare may answer a read with what was there up to a minute ago."""
+    """Cloudflare may return a value that is up to a minute old."""
 
-    async def test_what_this_process_has_put_is_read_back(
+    async def test_process_reads_its_own_writes(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         cloudflare.lag = 60
@@ -170,7 +168,7 @@ class TestStaleReads:
             await cloudflare_kv.put("key", str(number), 3600)
             clock.advance(1)
 
-    async def test_a_value_of_somebody_else_is_believed(
+    async def test_value_written_by_another_process_is_accepted(
         self, cloudflare_kv: CloudflareKV, cloudflare_base: str, clock: FakeClock
     ) -> None:
         other = CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=cloudflare_base, clock=clock)
@@ -180,13 +178,13 @@ class TestStaleReads:
         assert await cloudflare_kv.get("key") == "5"
         await other.aclose()
 
-    async def test_a_value_that_returns_is_believed(self, cloudflare_kv: CloudflareKV) -> None:
-        """A unit that was given back makes the old count the newest."""
+    async def test_earlier_value_written_again_is_accepted(self, cloudflare_kv: CloudflareKV) -> None:
+        """After a refund, the latest count equals an earlier one."""
         for value in ("1", "2", "1"):
             await cloudflare_kv.put("key", value, 60)
         assert await cloudflare_kv.get("key") == "1"
 
-    async def test_a_purge_by_others_is_seen_after_a_minute_at_the_latest(
+    async def test_purge_by_another_process_is_seen_within_a_minute(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         assert await cloudflare_kv.get("key") is None
@@ -197,7 +195,7 @@ class TestStaleReads:
         clock.advance(1)
         assert await cloudflare_kv.get("key") is None
 
-    async def test_an_own_purge_is_seen_at_once(
+    async def test_own_delete_is_seen_immediately(
         self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
     ) -> None:
         await cloudflare_kv.put("key", "20", 3600)
@@ -207,7 +205,7 @@ class TestStaleReads:
         await cloudflare_kv.delete("key")
         assert await cloudflare_kv.get("key") is None
 
-    async def test_little_is_remembered(self, cloudflare_kv: CloudflareKV, clock: FakeClock) -> None:
+    async def test_remembered_writes_are_bounded(self, cloudflare_kv: CloudflareKV, clock: FakeClock) -> None:
         for number in range(200):
             await cloudflare_kv.get(f"key{number}")
             await cloudflare_kv.put("busy", str(number), 60)
@@ -217,7 +215,7 @@ class TestStaleReads:
 
 
 class TestLimiting:
-    """The two weaknesses together, and a burst: the worst that one process can meet."""
+    """Stale reads, limited writes and a burst together: the worst case for one process."""
 
     @pytest.mark.parametrize("rule", [fixed_window(Quota.of(20, HOUR)), sliding_window(Quota.of(20, HOUR))])
     async def test_a_burst_admits_exactly_the_limit(
@@ -229,7 +227,7 @@ class TestLimiting:
         decisions = await asyncio.gather(*(limiter.hit("42") for _ in range(50)))
         assert sum(decision.allowed for decision in decisions) == 20
 
-    def test_it_does_not_claim_to_be_exact(self) -> None:
+    def test_store_is_not_exact(self) -> None:
         assert not KVStore(CloudflareKV("a", "n", "t")).guarantees.exact
 
 

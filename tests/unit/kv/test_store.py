@@ -42,7 +42,7 @@ ALL_KINDS = [
 
 
 class PlainKV:
-    """A key-value store with nothing but get and put; each gives up control, as one over a network does."""
+    """A key-value store with only get and put; both yield to the event loop, like a remote store."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -103,7 +103,7 @@ class TestEveryStore:
         assert sum(decision.allowed for decision in decisions) == 20
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
-    async def test_a_released_hold_leaves_the_counts_without_it(
+    async def test_released_hold_is_no_longer_counted(
         self, rule: Rule, kv: ListingKV, clock: FakeClock
     ) -> None:
         limiter = limiter_on(kv, rule, clock)
@@ -121,7 +121,7 @@ class TestEveryStore:
         assert await limiter.hit("43")
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
-    async def test_a_reset_forgets(self, rule: Rule, kv: ListingKV, clock: FakeClock) -> None:
+    async def test_reset_removes_the_count(self, rule: Rule, kv: ListingKV, clock: FakeClock) -> None:
         limiter = limiter_on(kv, rule, clock)
         await limiter.record("42", cost=25)
         assert not await limiter.hit("42")
@@ -150,8 +150,8 @@ class TestEveryStore:
         max_size=30,
     )
 )
-async def test_it_decides_as_the_memory_store_does(rule: Rule, trace: list[tuple[int, str, int]]) -> None:
-    """The same trace, the same answers; so all that is shown of the algorithms holds here."""
+async def test_kv_store_decides_like_the_memory_store(rule: Rule, trace: list[tuple[int, str, int]]) -> None:
+    """The same calls get the same answers, so the tests of the algorithms apply here too."""
     clock = FakeClock()
     reference = AsyncLimiter(rule, name="test", store=MemoryStore(clock=clock))
     subject = limiter_on(MemoryKV(clock=clock), rule, clock)
@@ -172,7 +172,7 @@ async def test_it_decides_as_the_memory_store_does(rule: Rule, trace: list[tuple
 
 
 class TestOperations:
-    """A key-value store bills by the call."""
+    """Key-value stores charge for each call."""
 
     async def test_an_admission_is_one_get_and_one_put(self, clock: FakeClock) -> None:
         kv = PlainKV()
@@ -187,7 +187,7 @@ class TestOperations:
         assert not await limiter.hit("42")
         assert [call[0] for call in kv.calls] == ["get"]
 
-    async def test_looking_writes_nothing(self, clock: FakeClock) -> None:
+    async def test_check_and_zero_cost_write_nothing(self, clock: FakeClock) -> None:
         kv = PlainKV()
         limiter = limiter_on(kv, fixed_window("2/hour"), clock)
         await limiter.check("42")
@@ -203,9 +203,7 @@ class TestOperations:
         await hold.release()
         assert [call[0] for call in kv.calls] == ["get"]
 
-    async def test_parallel_calls_on_a_plain_store_are_decided_one_after_the_other(
-        self, clock: FakeClock
-    ) -> None:
+    async def test_parallel_calls_on_a_store_without_swap_are_serialized(self, clock: FakeClock) -> None:
         kv = PlainKV()
         limiter = limiter_on(kv, fixed_window("20/hour"), clock)
         await asyncio.gather(*(limiter.hit("42") for _ in range(30)))
@@ -213,7 +211,7 @@ class TestOperations:
 
 
 class TestEntries:
-    async def test_a_fixed_window_is_a_decimal_count_per_window(self, clock: FakeClock) -> None:
+    async def test_fixed_window_is_stored_as_a_decimal_count_per_window(self, clock: FakeClock) -> None:
         kv = PlainKV()
         limiter = AsyncLimiter(
             fixed_window("20/hour"),
@@ -225,9 +223,7 @@ class TestEntries:
 
     @pytest.mark.parametrize("numbers", ["1", "1 2", "1 2 3 4", "1 -2 3", "1 2 3 4 5 6 0", "1 2 3 4 0 6 7"])
     @pytest.mark.parametrize("rule", ALL_KINDS[1:], ids=lambda rule: rule.kind)
-    async def test_numbers_that_are_no_state_count_as_nothing(
-        self, rule: Rule, numbers: str, clock: FakeClock
-    ) -> None:
+    async def test_invalid_state_counts_as_zero(self, rule: Rule, numbers: str, clock: FakeClock) -> None:
         kv = PlainKV()
         limiter = AsyncLimiter(rule, name="x", store=KVStore(kv, clock=clock))
         hold = await limiter.hold("ada")
@@ -238,7 +234,7 @@ class TestEntries:
         assert outcome.remaining == 19
 
     @pytest.mark.parametrize("found", ["", "x", "-5", "1.5", "5 ", "٣", "9" * 5000, "0"])
-    async def test_what_cannot_be_read_counts_as_nothing(self, found: str, clock: FakeClock) -> None:
+    async def test_unreadable_value_counts_as_zero(self, found: str, clock: FakeClock) -> None:
         kv = PlainKV()
         for rule in ALL_KINDS:
             limiter = limiter_on(kv, rule, clock)
@@ -252,12 +248,12 @@ class TestEntries:
             (fixed_window("20/hour"), 3600),
             (fixed_window("20/1500ms"), 60),
             (fixed_window(Quota(20, 90_500_000)), 91),
-            (sliding_window("20/hour"), 3660),  # a strict bucket of a minute counts that much longer
+            (sliding_window("20/hour"), 3660),  # a strict bucket of one minute adds a minute
             (token_bucket("20/hour", burst=40), 7200),
         ],
         ids=str,
     )
-    async def test_a_value_lives_as_long_as_it_counts(self, rule: Rule, ttl: int) -> None:
+    async def test_time_to_live_covers_the_counted_period(self, rule: Rule, ttl: int) -> None:
         kv = PlainKV()
         clock = FakeClock(1_699_999_200)  # the beginning of an hour
         limiter = limiter_on(kv, rule, clock)
@@ -266,7 +262,7 @@ class TestEntries:
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
     @given(gaps=st.lists(st.integers(0, 4000), max_size=10))
-    async def test_what_expires_counts_for_nothing_by_then(self, rule: Rule, gaps: list[int]) -> None:
+    async def test_expiry_never_changes_a_decision(self, rule: Rule, gaps: list[int]) -> None:
         clock = FakeClock()
         forgetting, remembering = MemoryKV(clock=clock), PlainKV()
         limiters = limiter_on(forgetting, rule, clock), limiter_on(remembering, rule, clock)
@@ -275,7 +271,7 @@ class TestEntries:
             assert await limiters[0].hit("42", cost=7) == await limiters[1].hit("42", cost=7)
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
-    async def test_a_call_may_bring_its_own_quota(self, rule: Rule) -> None:
+    async def test_call_can_override_the_quota(self, rule: Rule) -> None:
         limiter = limiter_on(PlainKV(), rule, FakeClock())
         assert (await limiter.hit("42", 15)).remaining == 5
         assert (
@@ -294,7 +290,7 @@ class TestEntries:
             await hold.confirm()
         assert (await limiter.check("42", 0)).remaining == 17
 
-    def test_names_cannot_be_mistaken_for_one_another(self) -> None:
+    def test_entry_names_are_unique(self) -> None:
         whose: list[tuple[str, str | bytes]] = [
             ("a", "b:c"),
             ("a:b", "c"),
@@ -305,7 +301,7 @@ class TestEntries:
         names = {default_stem(limiter, fixed_window("5/minute"), key) for limiter, key in whose}
         assert len(names) == len(whose)
 
-    def test_no_name_is_longer_than_cloudflare_takes(self) -> None:
+    def test_entry_names_fit_the_cloudflare_limit(self) -> None:
         for key in ("\N{SNOWMAN}" * 42, "x" * 10_000):
             name = default_stem("limiter" * 60, fixed_window("5/minute"), key)
             assert len(f"{name}:{2**53}".encode()) <= 512
@@ -315,12 +311,12 @@ class TestSeveralProcesses:
     """Two limiters that share nothing but the key-value store."""
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
-    async def test_two_on_a_file_admit_exactly_the_limit(self, rule: Rule, tmp_path: Path) -> None:
+    async def test_two_limiters_on_sqlite_admit_exactly_the_limit(self, rule: Rule, tmp_path: Path) -> None:
         adapters = [SQLiteKV(tmp_path / "kv.db") for _ in range(2)]
         await self.race(adapters, rule)
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
-    async def test_two_on_redis_admit_exactly_the_limit(self, rule: Rule, redis_server: str) -> None:
+    async def test_two_limiters_on_redis_admit_exactly_the_limit(self, rule: Rule, redis_server: str) -> None:
         url = with_own_prefix(redis_server)
         await self.race([RedisKV.from_url(url) for _ in range(2)], rule)
 
@@ -332,7 +328,7 @@ class TestSeveralProcesses:
             await kv.aclose()
         assert sum(decision.allowed for decision in decisions) == 20
 
-    async def test_a_call_that_lost_a_race_is_decided_anew(self, clock: FakeClock) -> None:
+    async def test_call_is_decided_again_after_a_lost_race(self, clock: FakeClock) -> None:
         limiter = limiter_on(RivalledKV(2, clock), fixed_window("3/hour"), clock)
         assert (await limiter.hit("42")).remaining == 0
         assert not await limiter.hit("42")
@@ -345,7 +341,7 @@ class TestSeveralProcesses:
 
 class TestUse:
     @pytest.mark.parametrize("kv", ["redis://:secret@localhost", {}, None, MemoryKV], ids=repr)
-    def test_what_is_no_key_value_store_is_refused(self, kv: Any) -> None:
+    def test_invalid_key_value_store_is_refused(self, kv: Any) -> None:
         with pytest.raises(ConfigError, match=r"^kv is a key-value store, like MemoryKV\(\) or ") as caught:
             KVStore(kv)
         assert "secret" not in str(caught.value)
@@ -354,26 +350,26 @@ class TestUse:
         with pytest.raises(ConfigError, match="one rule"):
             AsyncLimiter("5/minute", "50/hour", name="test", store=KVStore(MemoryKV()))
 
-    def test_a_limiter_without_coroutines_is_refused(self) -> None:
+    def test_sync_limiter_is_refused(self) -> None:
         with pytest.raises(ConfigError):
             Limiter("5/minute", name="test", store=KVStore(MemoryKV()))  # type: ignore[arg-type]  # that is the point
 
-    async def test_a_cost_that_can_never_fit_is_an_error(self) -> None:
+    async def test_cost_above_capacity_is_an_error(self) -> None:
         with pytest.raises(CostTooHigh):
             await limiter_on(MemoryKV(), fixed_window("5/minute")).hit("42", cost=6)
 
-    async def test_tiers_count_together(self, clock: FakeClock) -> None:
+    async def test_tiers_share_one_count(self, clock: FakeClock) -> None:
         limiter = limiter_on(MemoryKV(clock=clock), fixed_window("1/hour", tiers={"pro": "3/hour"}), clock)
         assert await limiter.hit("42")
         assert not await limiter.hit("42")
         assert (await limiter.hit("42", tier="pro")).remaining == 1
 
-    def test_a_store_that_says_nothing_is_not_exact(self) -> None:
+    def test_store_without_declared_guarantees_is_not_exact(self) -> None:
         assert not KVStore(PlainKV()).guarantees.exact
         assert KVStore(MemoryKV()).guarantees.exact
         assert not KVStore(MemoryKV()).guarantees.all_or_nothing, "a limiter on it has one rule"
 
-    def test_it_serves_one_event_loop_after_the_other(self, clock: FakeClock) -> None:
+    def test_limiter_works_with_successive_event_loops(self, clock: FakeClock) -> None:
         limiter = limiter_on(MemoryKV(clock=clock), fixed_window("25/hour"), clock)
 
         async def burst() -> int:
@@ -383,7 +379,7 @@ class TestUse:
 
 
 class TestOutage:
-    async def test_who_waited_for_a_store_that_failed_fails_with_it(self, clock: FakeClock) -> None:
+    async def test_calls_waiting_for_a_failed_call_fail_too(self, clock: FakeClock) -> None:
         kv = FailingKV(times=1)
         limiter = limiter_on(kv, fixed_window("20/hour"), clock)
         answers = await asyncio.gather(*(limiter.hit("42") for _ in range(5)), return_exceptions=True)
@@ -391,7 +387,7 @@ class TestOutage:
         assert kv.calls == []
         assert (await limiter.hit("42")).remaining == 19
 
-    async def test_others_do_not(self, clock: FakeClock) -> None:
+    async def test_calls_for_other_keys_do_not_fail(self, clock: FakeClock) -> None:
         limiter = limiter_on(FailingKV(times=1), fixed_window("20/hour"), clock)
         failed, admitted = await asyncio.gather(limiter.hit("42"), limiter.hit("43"), return_exceptions=True)
         assert isinstance(failed, StoreUnavailable)
@@ -433,14 +429,14 @@ class TestCancelledCallers:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110  # whatever goes on in the background
+        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110  # background work
             await asyncio.sleep(0)
 
     async def used(self, limiter: AsyncLimiter) -> int | None:
         return 20 - ((await limiter.check("alice", 0)).remaining or 0)
 
     @pytest.mark.parametrize("turns", range(8))
-    async def test_a_hold_is_given_back_or_its_callers(self, limiter: AsyncLimiter, turns: int) -> None:
+    async def test_cancelled_hold_is_returned_or_refunded(self, limiter: AsyncLimiter, turns: int) -> None:
         taken = []
 
         async def take() -> None:
@@ -450,33 +446,31 @@ class TestCancelledCallers:
         assert await self.used(limiter) == 5 * len(taken)
 
     @pytest.mark.parametrize("turns", range(1, 8))
-    async def test_what_was_used_is_counted(self, limiter: AsyncLimiter, turns: int) -> None:
+    async def test_cancelled_record_is_counted(self, limiter: AsyncLimiter, turns: int) -> None:
         await self.cancel(limiter.record("alice", 5), turns)
         assert await self.used(limiter) == 5
 
     @pytest.mark.parametrize("turns", range(1, 8))
     @pytest.mark.parametrize("final", [0, 2, 5, 8])
-    async def test_a_hold_ends_as_it_was_settled(self, limiter: AsyncLimiter, turns: int, final: int) -> None:
+    async def test_cancelled_settle_is_completed(self, limiter: AsyncLimiter, turns: int, final: int) -> None:
         hold = await limiter.hold("alice", 5)
         await self.cancel(hold.settle(final), turns)
         assert await self.used(limiter) == final
 
     @pytest.mark.parametrize("turns", range(1, 8))
-    async def test_what_was_counted_is_forgotten(self, limiter: AsyncLimiter, turns: int) -> None:
+    async def test_cancelled_reset_is_completed(self, limiter: AsyncLimiter, turns: int) -> None:
         await limiter.hit("alice", 5)
         await self.cancel(limiter.reset("alice"), turns)
         assert await self.used(limiter) == 0
 
-    async def test_what_fails_after_its_caller_has_gone_is_logged(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_failure_of_a_cancelled_call_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         limiter = AsyncLimiter("20/hour", name="x", store=KVStore(FailingKV(1)))
         await self.cancel(limiter.record("alice"), 2)
         assert "a cancelled call could not be completed: down" in caplog.text
 
 
 class TestTurns:
-    async def test_a_waiter_who_is_cancelled_leaves_the_queue(self) -> None:
+    async def test_cancelled_waiter_leaves_the_queue(self) -> None:
         turns = KeyTurns()
         order: list[str] = []
 

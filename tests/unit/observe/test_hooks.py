@@ -1,4 +1,4 @@
-"""Hooks are told everything, change nothing and break nothing."""
+"""Hooks receive all events and never change or break a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Event = tuple[Any, ...]
 
 
 class Recorder(Hook):
-    """Remembers what it was told."""
+    """Stores all events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -62,7 +62,7 @@ class Recorder(Hook):
 
 
 class Broken(Hook):
-    """Raises whatever it is told."""
+    """Raises an error for every event."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -77,7 +77,7 @@ class Broken(Hook):
     attached = completed = failed = settled  # type: ignore[assignment]
 
 
-def test_everything_is_told_in_order() -> None:
+def test_hook_receives_all_events_in_order() -> None:
     recorder = Recorder()
     limiter = Limiter("2/minute", name="login", hooks=[recorder])
     admitted = limiter.hit("a")
@@ -102,7 +102,7 @@ def test_everything_is_told_in_order() -> None:
     assert all(0 <= seconds < 60 for seconds in recorder.seconds)
 
 
-async def test_the_same_for_coroutines() -> None:
+async def test_hook_receives_all_events_of_an_async_limiter() -> None:
     recorder = Recorder()
     limiter = AsyncLimiter("1/minute", hooks=[recorder])
     async with limiter.hold("a") as hold:
@@ -119,7 +119,7 @@ async def test_the_same_for_coroutines() -> None:
     ]
 
 
-def test_a_hold_is_over_once() -> None:
+def test_hold_is_settled_once() -> None:
     recorder = Recorder()
     limiter = Limiter("5/minute", hooks=[recorder])
     hold = limiter.hold("a", 2)
@@ -132,7 +132,7 @@ def test_a_hold_is_over_once() -> None:
     assert [event[2] for event in recorder.events if event[0] == "settled"] == [3]
 
 
-def test_a_hold_that_nobody_settles_is_over_when_it_is_forgotten() -> None:
+def test_unsettled_hold_is_reported_when_garbage_collected() -> None:
     recorder = Recorder()
     hold = Limiter("5/minute", hooks=[recorder]).hold("a")
     assert hold
@@ -143,7 +143,7 @@ def test_a_hold_that_nobody_settles_is_over_when_it_is_forgotten() -> None:
 
 
 class NoRefunds(MemoryStore):
-    """A store that is gone when units are to be given back."""
+    """A store that fails on refunds."""
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         return NoRefundsGate(self._counters, limiter, rules)
@@ -154,7 +154,7 @@ class NoRefundsGate(MemoryGate):
         raise StoreUnavailable("gone")
 
 
-def test_a_hold_whose_refund_fails_is_over() -> None:
+def test_hold_is_settled_even_if_its_refund_fails() -> None:
     recorder = Recorder()
     hold = Limiter("5/minute", name="x", store=NoRefunds(), hooks=[recorder]).hold("a")
     with pytest.raises(StoreUnavailable):
@@ -165,7 +165,7 @@ def test_a_hold_whose_refund_fails_is_over() -> None:
     assert recorder.events[-1][2] == 0
 
 
-def test_failures_are_told() -> None:
+def test_hook_receives_failures() -> None:
     recorder = Recorder()
     limiter = Limiter("5/minute", hooks=[recorder])
     with pytest.raises(CostTooHigh):
@@ -214,13 +214,13 @@ def test_an_interrupt_is_not_swallowed() -> None:
         Limiter("3/minute", hooks=[Interrupted()]).hit("a")
 
 
-def test_without_hooks_the_gate_is_the_stores_own() -> None:
+def test_limiter_without_hooks_uses_the_gate_of_the_store() -> None:
     recorded, plain = Limiter("3/minute", hooks=[Recorder()]), Limiter("3/minute")
     assert isinstance(plain.gate, MemoryGate)
     assert isinstance(recorded.gate, Observed)
 
 
-def test_guard_and_wait_go_through_hooks() -> None:
+def test_hook_receives_events_of_guard_and_wait() -> None:
     recorder = Recorder()
     limiter = Limiter("1/minute", hooks=[recorder], clock=FakeClock())
 
@@ -235,7 +235,7 @@ def test_guard_and_wait_go_through_hooks() -> None:
 
 
 @forking
-def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held() -> None:
+def test_fork_releases_locks_held_by_threads_of_the_parent() -> None:
     prometheus, log = PrometheusHook(registry=CollectorRegistry(), top_keys=1), LogHook()
     limiter = Limiter("0/minute", name="login", store="memory://", hooks=[Broken(), prometheus, log])
     hooks = limiter.gate._hooks  # type: ignore[attr-defined]
@@ -257,20 +257,18 @@ def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held() -> None:
 
 
 @forking
-def test_a_child_says_again_which_stores_are_up() -> None:
+def test_child_process_reports_store_up_again() -> None:
     registry = CollectorRegistry()
     hook = PrometheusHook(registry=registry)
     limiter = Limiter("5/minute", name="login", hooks=[hook])
     limiter.hit("ada")
 
-    def is_said() -> bool:
-        hook._up.labels("login").set(
-            0
-        )  # as in a file of the child's own, where several processes are counted
+    def is_reported() -> bool:
+        hook._up.labels("login").set(0)  # as in the separate file of a child process
         limiter.hit("ada")
         return registry.get_sample_value("headgate_store_up", {"limiter": "login"}) == 1
 
-    assert in_child(is_said)
+    assert in_child(is_reported)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +292,7 @@ def test_a_child_says_again_which_stores_are_up() -> None:
     ],
     ids=["sync", "async", "policy", "shadow"],
 )
-def test_what_is_no_hook_is_refused_where_it_is_given(
+def test_invalid_hooks_are_refused_at_construction(
     make: Callable[[Any], Any], hooks: Any, given: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -20,7 +20,7 @@ Lines = Callable[[], list[str]]
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Returns the lines so far; those at DEBUG only if a test asks for them."""
+    """Returns the lines so far; DEBUG lines only if a test enables that level."""
     caplog.set_level(logging.INFO, NAME)
     return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
@@ -42,7 +42,9 @@ def test_a_refusal_is_one_structured_line(caplog: pytest.LogCaptureFixture, line
     assert record["headgate_limiter"] == "login"
 
 
-def test_admissions_are_at_debug_and_checks_nowhere(caplog: pytest.LogCaptureFixture, lines: Lines) -> None:
+def test_admissions_are_logged_at_debug_and_checks_are_not_logged(
+    caplog: pytest.LogCaptureFixture, lines: Lines
+) -> None:
     limiter = Limiter("1/minute", hooks=[LogHook(keys="none")])
     caplog.set_level(logging.DEBUG, NAME)
     limiter.hit("alice")
@@ -50,7 +52,7 @@ def test_admissions_are_at_debug_and_checks_nowhere(caplog: pytest.LogCaptureFix
     assert lines() == ["DEBUG admitted limiter=- key=- cost=1 tier=- rule=per-minute remaining=0"]
 
 
-def test_a_flood_is_swallowed_and_counted(lines: Lines) -> None:
+def test_lines_above_the_rate_are_swallowed_and_counted(lines: Lines) -> None:
     clock = FakeClock()
     hook = LogHook(rate="3/s burst 3", clock=clock)
     limiter = Limiter("0/minute", hooks=[hook])
@@ -72,7 +74,7 @@ def test_without_a_rate_nothing_is_swallowed(lines: Lines) -> None:
     assert len(lines()) == 100
 
 
-def test_what_is_not_logged_is_not_counted_as_swallowed(
+def test_lines_below_the_log_level_are_not_counted_as_swallowed(
     caplog: pytest.LogCaptureFixture, lines: Lines
 ) -> None:
     caplog.set_level(logging.CRITICAL, NAME)
@@ -83,7 +85,7 @@ def test_what_is_not_logged_is_not_counted_as_swallowed(
     assert (lines(), hook.swallowed) == ([], 0)
 
 
-def test_keys_are_digests_that_tell_them_apart(lines: Lines) -> None:
+def test_different_keys_have_different_digests(lines: Lines) -> None:
     limiter = Limiter("0/minute", hooks=[LogHook()])
     for key in ("alice", "alice", "bob", b"alice"):
         limiter.hit(key)
@@ -94,14 +96,14 @@ def test_keys_are_digests_that_tell_them_apart(lines: Lines) -> None:
     assert all(len(digest) == 8 for digest in shown)
 
 
-def test_another_process_has_other_digests(lines: Lines) -> None:
+def test_each_hook_has_different_digests(lines: Lines) -> None:
     for hook in (LogHook(), LogHook()):
         Limiter("0/minute", hooks=[hook]).hit("alice")
     first, second = lines()
     assert first != second
 
 
-def test_keys_of_scopes(lines: Lines) -> None:
+def test_scoped_keys_are_logged_with_their_scope(lines: Lines) -> None:
     limiter = Limiter(sliding_window("0/minute", scope="user"), hooks=[LogHook(keys="plain")])
     limiter.hit({"user": "alice"})
     limiter.hit({"user": b"\x01"})
@@ -109,7 +111,7 @@ def test_keys_of_scopes(lines: Lines) -> None:
     assert "key=\"user:b'\\\\x01'\" " in lines()[1]
 
 
-def test_nobody_can_forge_a_line(lines: Lines) -> None:
+def test_key_cannot_forge_a_log_line(lines: Lines) -> None:
     limiter = Limiter("0/minute", hooks=[LogHook(keys="plain")])
     limiter.hit("x\nWARNING refused limiter=admin", tier="a b=c")
     [line] = lines()
@@ -124,7 +126,7 @@ def test_plain_keys_are_redacted(lines: Lines) -> None:
     assert "s3cret" not in lines()[0]
 
 
-def test_failures_of_the_store_are_errors_without_credentials(lines: Lines) -> None:
+def test_store_failures_are_logged_without_credentials(lines: Lines) -> None:
     call = Call("login", "hit", "alice", 1, None)
     hook = LogHook(keys="none")
     hook.failed(call, StoreUnavailable("redis://user:s3cret@host is down"), 0.1)
@@ -139,14 +141,14 @@ def test_failures_of_the_store_are_errors_without_credentials(lines: Lines) -> N
     ]
 
 
-def test_degraded_decisions_say_so(lines: Lines) -> None:
+def test_degraded_decision_is_marked_in_the_log(lines: Lines) -> None:
     limiter = Limiter("1/minute")
     limiter.hit("a")
     LogHook().decided(Call("", "hit", "a", 1, None), limiter.hit("a").as_degraded(), 0.0)
     assert "degraded=True" in lines()[0]
 
 
-def test_a_logger_and_level_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_custom_logger_and_level(caplog: pytest.LogCaptureFixture) -> None:
     own = logging.getLogger("own")
     with caplog.at_level(logging.INFO, "own"):
         Limiter("0/minute", hooks=[LogHook(own, level=logging.INFO)]).hit("a")
@@ -165,13 +167,13 @@ def test_a_logger_and_level_of_ones_own(caplog: pytest.LogCaptureFixture) -> Non
         ({"logger": logging.Logger}, "logger is what getLogger returns, not <class 'logging.Logger'>"),
     ],
 )
-def test_what_could_write_no_line_is_refused(options: dict[str, Any], message: str) -> None:
-    """A hook that fails is logged once, so refusals would go unnoticed."""
+def test_invalid_logger_and_level_are_refused(options: dict[str, Any], message: str) -> None:
+    """A failing hook is logged only once, so later refusals would not be logged."""
     with pytest.raises(ConfigError) as caught:
         LogHook(**options)
     assert str(caught.value) == message
 
 
-def test_unknown_ways_to_show_keys_are_refused() -> None:
+def test_unknown_keys_option_is_refused() -> None:
     with pytest.raises(ConfigError):
         LogHook(keys="hashed")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from headgate.observe.opentelemetry import OpenTelemetryHook
 
 
 class Telemetry:
-    """A hook, and what comes out of it."""
+    """A hook with its exported metrics and spans."""
 
     def __init__(self, **options: Any) -> None:
         self._reader, self._exporter = InMemoryMetricReader(), InMemorySpanExporter()
@@ -28,7 +28,7 @@ class Telemetry:
         self.hook = OpenTelemetryHook(meter_provider=meters, tracer_provider=tracers, **options)
 
     def metrics(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """Return attributes and figure of every point, by the metric's name."""
+        """Return attributes and value of every point, by metric name."""
         data = self._reader.get_metrics_data()
         assert data is not None
         return {
@@ -72,7 +72,7 @@ def test_decisions_are_counted() -> None:
     assert "ada" not in str(found)
 
 
-def test_a_record_that_the_store_did_not_answer_is_not_its_time() -> None:
+def test_degraded_record_is_not_counted_as_store_time() -> None:
     telemetry = Telemetry()
     limiter = Limiter("2/minute", name="login", hooks=[telemetry.hook])
     limiter.record("ada")
@@ -109,7 +109,7 @@ def test_failures_are_counted() -> None:
     assert span.attributes["error.type"] == "StoreUnavailable"
 
 
-async def test_spans_belong_to_the_trace_of_the_caller() -> None:
+async def test_spans_are_children_of_the_callers_span() -> None:
     telemetry = Telemetry()
     limiter = AsyncLimiter("1/minute", name="login", store=MemoryStore(), hooks=[telemetry.hook])
     await limiter.hit("ada")
@@ -139,7 +139,7 @@ async def test_spans_belong_to_the_trace_of_the_caller() -> None:
     assert costly.status.is_ok
 
 
-def test_a_second_hook_needs_a_meter_provider_of_its_own() -> None:
+def test_second_hook_needs_a_separate_meter_provider() -> None:
     meters = MeterProvider()
     OpenTelemetryHook(meter_provider=meters)
     with pytest.raises(ConfigError, match=r"give all limiters the same hook, or each .* a separate"):
@@ -147,7 +147,7 @@ def test_a_second_hook_needs_a_meter_provider_of_its_own() -> None:
     OpenTelemetryHook(meter_provider=MeterProvider())
 
 
-def test_keys_are_shown_on_request() -> None:
+def test_spans_include_keys_only_if_enabled() -> None:
     shown = []
     for keys in ("none", "digest", "plain"):
         telemetry = Telemetry(keys=keys)
@@ -163,7 +163,7 @@ def test_keys_are_shown_on_request() -> None:
         OpenTelemetryHook(keys="hash")  # type: ignore[arg-type]
 
 
-def test_spans_can_be_left_out() -> None:
+def test_spans_can_be_disabled() -> None:
     telemetry = Telemetry(spans=False)
     with telemetry.tracer.start_as_current_span("request"):
         Limiter("1/minute", hooks=[telemetry.hook]).hit("ada")

@@ -27,7 +27,7 @@ from headgate.stores.redis import RedisStore
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
-    """Return all samples as (name, labels in order of their names) to value, read from what is served."""
+    """Return the values of all exported samples by (name, labels in order of their names)."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -47,7 +47,7 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def test_decisions_by_limiter_rule_and_outcome(registry: CollectorRegistry) -> None:
+def test_decisions_are_counted_by_limiter_rule_and_outcome(registry: CollectorRegistry) -> None:
     limiter, hook = watched(registry, "2/minute", "5/hour")
     for _ in range(5):
         limiter.hit("alice")
@@ -69,7 +69,7 @@ def test_no_key_becomes_a_label(registry: CollectorRegistry) -> None:
     assert len(samples(registry)) < 40
 
 
-def test_the_time_that_the_store_took(registry: CollectorRegistry) -> None:
+def test_store_time_is_measured_by_operation(registry: CollectorRegistry) -> None:
     limiter, hook = watched(registry, "5/minute", buckets=[0.1, 1.0])
     limiter.check("a")
     limiter.record("a")
@@ -85,7 +85,7 @@ def test_the_time_that_the_store_took(registry: CollectorRegistry) -> None:
     assert found["headgate_store_seconds_bucket", "1.0", "login", "hold"] == 1
 
 
-def test_held_units(registry: CollectorRegistry) -> None:
+def test_held_units_are_measured(registry: CollectorRegistry) -> None:
     limiter, _ = watched(registry, "9/minute")
     first, second, third = limiter.hold("a", 2), limiter.hold("a", 3), limiter.hold("a", 4)
     assert not limiter.hold("a", 1)
@@ -100,7 +100,7 @@ def test_held_units(registry: CollectorRegistry) -> None:
 
 
 @pytest.mark.parametrize("cost", [2, {"tokens": 60}, {"requests": 3, "tokens": 3}])
-def test_held_units_of_several_kinds_are_back_at_zero(registry: CollectorRegistry, cost: Cost) -> None:
+def test_held_units_of_several_rules_return_to_zero(registry: CollectorRegistry, cost: Cost) -> None:
     limiter, _ = watched(registry, "9/minute", sliding_window("99/minute", unit="tokens", name="tokens"))
     hold = limiter.hold("a", cost)
     assert samples(registry)["headgate_held_units", "login"] > 0
@@ -108,7 +108,7 @@ def test_held_units_of_several_kinds_are_back_at_zero(registry: CollectorRegistr
     assert samples(registry)["headgate_held_units", "login"] == 0
 
 
-def test_the_state_of_the_store(registry: CollectorRegistry) -> None:
+def test_store_up_and_errors_follow_the_store(registry: CollectorRegistry) -> None:
     limiter, hook = watched(registry, "5/minute")
     call = Call("login", "hit", "a", 1, None)
     up = ("headgate_store_up", "login")
@@ -136,7 +136,7 @@ def test_the_state_of_the_store(registry: CollectorRegistry) -> None:
     assert found["headgate_store_errors_total", "CostTooHigh", "login"] == 1
 
 
-def test_a_full_memory_store_is_seen(registry: CollectorRegistry) -> None:
+def test_overflow_of_a_full_memory_store_is_counted(registry: CollectorRegistry) -> None:
     hook = PrometheusHook(registry)
     limiter = Limiter("5/minute", name="small", store=MemoryStore(max_keys=2), hooks=[hook])
     for key in "abcd":
@@ -146,7 +146,7 @@ def test_a_full_memory_store_is_seen(registry: CollectorRegistry) -> None:
     assert found["headgate_memory_overflowed_total",] == 2
 
 
-def test_calls_that_could_not_be_sent_are_counted_once_for_each_store(registry: CollectorRegistry) -> None:
+def test_overloads_are_counted_once_per_store(registry: CollectorRegistry) -> None:
     hook = PrometheusHook(registry)
     with RedisStore("redis://127.0.0.1:1") as store, RedisStore("redis://127.0.0.1:2") as other:
         limiters = [Limiter("5/minute", name=name, store=store, hooks=[hook]) for name in ("one", "two")]
@@ -156,7 +156,7 @@ def test_calls_that_could_not_be_sent_are_counted_once_for_each_store(registry: 
         assert samples(registry)["headgate_store_overloads_total",] == 3
 
 
-def test_the_most_refused_keys_on_request(registry: CollectorRegistry) -> None:
+def test_most_refused_keys_are_shown_if_enabled(registry: CollectorRegistry) -> None:
     limiter, _ = watched(registry, "0/minute", top_keys=2)
     for key, count in (("alice", 5), ("bob", 3), ("carol", 1), (b"\x00", 4)):
         for _ in range(count):
@@ -169,7 +169,7 @@ def test_the_most_refused_keys_on_request(registry: CollectorRegistry) -> None:
     assert top == {("alice", "login"): 5, ("b'\\x00'", "login"): 4}
 
 
-def test_the_view_of_keys_is_bounded(registry: CollectorRegistry) -> None:
+def test_most_refused_keys_are_bounded_in_number_and_length(registry: CollectorRegistry) -> None:
     hook = PrometheusHook(registry, top_keys=3)
     limiter = Limiter(sliding_window("0/minute", scope="user"), name="x", store=MemoryStore(), hooks=[hook])
     for number in range(5_000):
@@ -190,7 +190,7 @@ def test_one_hook_serves_several_limiters(registry: CollectorRegistry) -> None:
 
 
 @pytest.mark.parametrize("hook", [PrometheusHook, ShadowHook])
-def test_a_second_hook_needs_a_registry_of_its_own(
+def test_second_hook_needs_a_separate_registry(
     registry: CollectorRegistry, hook: type[PrometheusHook] | type[ShadowHook]
 ) -> None:
     hook(registry)
@@ -201,7 +201,7 @@ def test_a_second_hook_needs_a_registry_of_its_own(
     hook(CollectorRegistry())
 
 
-def test_a_hook_that_is_refused_leaves_nothing_behind(registry: CollectorRegistry) -> None:
+def test_refused_hook_registers_no_metrics(registry: CollectorRegistry) -> None:
     taken = Gauge("headgate_held_units", "Of someone else.", registry=registry)
     with pytest.raises(ConfigError):
         PrometheusHook(registry)
@@ -211,7 +211,7 @@ def test_a_hook_that_is_refused_leaves_nothing_behind(registry: CollectorRegistr
     assert samples(registry) == {}
 
 
-def test_up_is_told_at_every_change(registry: CollectorRegistry) -> None:
+def test_store_up_follows_every_decision(registry: CollectorRegistry) -> None:
     limiter, hook = watched(registry, "5/minute")
     call, decision = Call("login", "hit", "a", 1, None), limiter.hit("a")
     seen = []
@@ -231,7 +231,7 @@ rules = [{ quota = "9/minute", scope = "*" }, { quota = "1/hour", name = "other"
 """
 
 
-def test_shadow_rules_are_counted_by_what_they_would_have_done(registry: CollectorRegistry) -> None:
+def test_shadow_decisions_are_counted_by_outcome(registry: CollectorRegistry) -> None:
     live = LivePolicy(parse_policy(SHADOWED), shadow_hooks=[ShadowHook(registry)])
     for _ in range(5):
         live["api"].hit("alice")
@@ -247,7 +247,7 @@ def test_shadow_rules_are_counted_by_what_they_would_have_done(registry: Collect
     }
 
 
-def test_a_shadow_rule_whose_store_is_down_has_failed(registry: CollectorRegistry) -> None:
+def test_degraded_shadow_decision_counts_as_failed(registry: CollectorRegistry) -> None:
     hook = ShadowHook(registry)
     decision = Limiter("5/minute").hit("a").as_degraded()
     hook.decided(Call("api", "hit", "a", 1, None), decision, 0.0)

@@ -1,4 +1,4 @@
-"""Credentials out of text and logs: every shape of URL, every way into a log record."""
+"""Credentials are masked in text and logs, in every form of URL and every part of a log record."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ def test_credentials_are_masked(text: str, masked: str) -> None:
         "Bearer authentication is required; Basic authentication is not offered",
     ],
 )
-def test_everything_else_is_left_alone(text: str) -> None:
+def test_text_without_credentials_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
-def test_secrets_that_were_given_apart_are_masked_wherever_they_stand() -> None:
+def test_given_secrets_are_masked_anywhere_in_the_text() -> None:
     assert redact("AUTH default hunter2", ["hunter2"]) == "AUTH default ***"
     assert redact("p%40ss and p@ss and p@ss1", ["p@ss", "p@ss1", ""]) == "*** and *** and ***"
 
@@ -162,9 +162,11 @@ password_text = st.text(
 )
 @example("redis", "", "@", "", "")
 @example("https", "ada", "1/2", "", "")
-def test_no_password_survives(scheme: str, user: str, password: str, before: str, after: str) -> None:
+def test_every_password_in_a_url_is_masked(
+    scheme: str, user: str, password: str, before: str, after: str
+) -> None:
     text = f"{before}{scheme}://{user}:{password}@db.internal:6379/0{after}"
-    # On the web, `https://ada:12/@db` has the host `ada`; nobody can tell that a password was meant.
+    # On the web, `https://ada:12/@db` has the host `ada`; a password cannot be recognised there.
     assume(not (scheme == "https" and user and re.fullmatch(r"\d{1,5}([/?#].*)?/", password)))
     masked = redact(text)
     assert masked == f"{before}{scheme}://***@db.internal:6379/0{after}"
@@ -192,7 +194,7 @@ password_piece = st.one_of(
 @example("redis", "u", ["secret:x"], 0, "", "")
 @example("redis", "u", ["1/0?password=", "@"], 2, "", "")
 @example("https", "u", ["?token=", "a@"], 2, "", "/0")
-def test_no_password_survives_whatever_is_in_it(
+def test_password_with_special_characters_is_masked(
     scheme: str, user: str, pieces: list[str], place: int, before: str, after: str
 ) -> None:
     password = "".join([*pieces[:place], "hunter2", *pieces[place:]])
@@ -232,7 +234,7 @@ def test_ordinary_sentences_are_unchanged(words: list[str], next_word: str) -> N
 
 
 @given(st.text(), st.lists(st.text(min_size=1), max_size=2))
-def test_no_text_breaks_it(text: str, secrets: list[str]) -> None:
+def test_any_text_can_be_redacted(text: str, secrets: list[str]) -> None:
     masked = redact(text, secrets)
     assert all(secret not in masked for secret in secrets if not set(secret) & set("*"))
 
@@ -271,7 +273,7 @@ def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
 
 
 @pytest.mark.requirement("S-15", "S-17")
-def test_messages_and_arguments(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_log_messages_and_arguments_are_masked(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     logger.info("Rate limiting: Connected to Redis at %s", "redis://user:pass@host:6379/0")
     logger.info("plain %s", "hunter2")
@@ -283,7 +285,7 @@ def test_messages_and_arguments(log: tuple[logging.Logger, io.StringIO]) -> None
     ]
 
 
-def test_a_clean_record_is_not_touched() -> None:
+def test_record_without_secrets_is_unchanged() -> None:
     record = logging.makeLogRecord({"msg": "%s took %d ms", "args": ("GET /", 3), "status": 200, "path": "/"})
     before = dict(vars(record))
     assert RedactingFilter().filter(record)
@@ -291,7 +293,7 @@ def test_a_clean_record_is_not_touched() -> None:
 
 
 @pytest.mark.requirement("S-16", "S-17")
-def test_exceptions_with_all_that_led_to_them(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_exceptions_with_causes_and_notes_are_masked(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     try:
         try:
@@ -308,7 +310,7 @@ def test_exceptions_with_all_that_led_to_them(log: tuple[logging.Logger, io.Stri
     assert all(secret not in text for secret in ("inner@", "outer@", "n0te", "s3cret@"))
 
 
-def test_groups_of_exceptions_and_stacks(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_exception_groups_and_stacks_are_masked(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     try:
         raise ExceptionGroup("several", [ValueError("redis://u:one@h"), KeyError("redis://u:two@h")])
@@ -319,14 +321,14 @@ def test_groups_of_exceptions_and_stacks(log: tuple[logging.Logger, io.StringIO]
     assert "Stack (most recent call last)" in stream.getvalue()
 
 
-def test_an_exception_without_secrets_stays_an_exception() -> None:
+def test_exception_without_secrets_is_unchanged() -> None:
     error = ValueError("harmless")
     record = logging.makeLogRecord({"msg": "x", "exc_info": (ValueError, error, None)})
     RedactingFilter().filter(record)
     assert record.exc_info == (ValueError, error, None)
 
 
-def test_an_exception_with_secrets_is_gone_from_the_record() -> None:
+def test_exception_with_secrets_is_replaced_by_masked_text() -> None:
     error = ValueError("redis://u:p@h")
     record = logging.makeLogRecord({"msg": "x", "exc_info": (ValueError, error, None)})
     RedactingFilter().filter(record)
@@ -335,7 +337,7 @@ def test_an_exception_with_secrets_is_gone_from_the_record() -> None:
 
 
 class Address:
-    """Something that is not text, but becomes it in a log."""
+    """An object that a log converts to text."""
 
     def __str__(self) -> str:
         return "redis://u:p@h"
@@ -357,7 +359,7 @@ class Address:
         (3.5, 3.5),
     ],
 )
-def test_attachments(value: Any, masked: Any) -> None:
+def test_extra_attributes_of_a_record_are_masked(value: Any, masked: Any) -> None:
     record = logging.makeLogRecord({"msg": "x", "attached": value})
     RedactingFilter().filter(record)
     assert vars(record)["attached"] == masked

@@ -1,4 +1,4 @@
-"""The busiest keys, in bounded memory."""
+"""The most frequent keys, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate.observe import TopKeys
     st.integers(1, 10),
     st.integers(1, 12),
 )
-def test_counts_are_never_too_high_and_too_low_by_a_bounded_share(
+def test_counts_are_never_too_high_and_their_error_is_bounded(
     additions: list[tuple[int, int]], capacity: int, number: int
 ) -> None:
     top, truth = TopKeys[int](capacity), Counter[int]()
@@ -32,7 +32,7 @@ def test_counts_are_never_too_high_and_too_low_by_a_bounded_share(
     assert len(counts) <= number
 
 
-def test_a_flood_of_keys_that_come_once_does_not_hide_the_busy_ones() -> None:
+def test_many_rare_keys_do_not_hide_a_frequent_key() -> None:
     top = TopKeys[str](20)
     for number in range(10_000):
         top.add(f"once-{number}")

@@ -1,4 +1,4 @@
-"""Probes that run when a test says so, and not when their time has come."""
+"""Probes that a test runs explicitly, instead of a timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.outage import AsyncCircuit, Circuit
 
 
 class Later:
-    """What is to be done in the background some time later, and now when a test says so."""
+    """A queue of background calls, which the test runs explicitly."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -19,7 +19,7 @@ class Later:
 
     @classmethod
     def instead_of_timers(cls, monkeypatch: pytest.MonkeyPatch) -> Later:
-        """Let all probes wait for the test, whether threads or tasks would make them."""
+        """Replace the timers of threads and tasks."""
         later = cls()
         monkeypatch.setattr(Circuit, "_call_later", later)
         monkeypatch.setattr(AsyncCircuit, "_call_later", later)
@@ -35,14 +35,14 @@ class Later:
         return not self._due
 
     def probe(self) -> None:
-        """Let the probes run that are due."""
+        """Run the queued probes."""
         due, self._due = self._due, []
         assert due, "nobody probes"
         for method, args in due:
             method(*args)
 
     async def aprobe(self) -> None:
-        """The same for those of tasks."""
+        """Run the queued probes of tasks."""
         due, self._due = self._due, []
         assert due, "nobody probes"
         for method, args in due:

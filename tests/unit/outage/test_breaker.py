@@ -1,4 +1,4 @@
-"""Whether a store is worth asking."""
+"""The circuit breaker of a store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = StoreUnavailable("it is gone")
 
 
 class Time:
-    """A monotonic clock that stands still."""
+    """A monotonic clock that advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -52,7 +52,7 @@ def fail(breaker: Breaker) -> Probe:
     return probe
 
 
-def test_a_store_that_answers_is_asked(breaker: Breaker) -> None:
+def test_breaker_stays_closed_while_calls_succeed(breaker: Breaker) -> None:
     for _ in range(3):
         ticket = breaker.admit()
         assert ticket is not None
@@ -62,7 +62,7 @@ def test_a_store_that_answers_is_asked(breaker: Breaker) -> None:
     assert (breaker.outages, breaker.failures) == (0, 0)
 
 
-def test_the_first_failure_opens_it(breaker: Breaker) -> None:
+def test_first_failure_opens_the_breaker(breaker: Breaker) -> None:
     fail(breaker)
     assert not breaker.is_closed
     assert not breaker.is_well
@@ -72,14 +72,14 @@ def test_the_first_failure_opens_it(breaker: Breaker) -> None:
     assert "it is gone" in str(breaker.error())
 
 
-def test_calls_that_were_under_way_are_counted_but_are_no_new_outage(breaker: Breaker) -> None:
+def test_failures_of_concurrent_calls_count_as_one_outage(breaker: Breaker) -> None:
     tickets = [breaker.admit() for _ in range(5)]
     probes = [breaker.failed(ticket, GONE) for ticket in tickets if ticket is not None]
     assert (breaker.outages, breaker.failures) == (1, 5)
     assert [probe is not None for probe in probes] == [True, False, False, False, False]
 
 
-def test_probes_come_ever_less_often_but_within_a_second(breaker: Breaker) -> None:
+def test_probe_pause_doubles_up_to_a_limit(breaker: Breaker) -> None:
     probe: Probe | None = fail(breaker)
     pauses = []
     for _ in range(6):
@@ -98,7 +98,7 @@ def test_a_newer_probe_makes_the_earlier_one_obsolete(breaker: Breaker) -> None:
     assert first.ticket != breaker.ticket == second.ticket
 
 
-def test_a_probe_that_succeeds_closes_it(breaker: Breaker) -> None:
+def test_successful_probe_closes_the_breaker(breaker: Breaker) -> None:
     probe = fail(breaker)
     breaker.succeeded(probe.ticket)
     assert breaker.is_well
@@ -115,7 +115,7 @@ def test_a_probe_without_a_result_is_repeated(breaker: Breaker, error: StoreErro
     assert breaker.failed(again.ticket, error, is_probe=True) is None
 
 
-def test_a_store_that_answers_with_an_error_is_there(breaker: Breaker) -> None:
+def test_probe_with_a_conflict_closes_the_breaker(breaker: Breaker) -> None:
     probe = fail(breaker)
     assert breaker.failed(probe.ticket, StoreConflict("a list"), is_probe=True) is None
     assert breaker.is_closed
@@ -123,8 +123,8 @@ def test_a_store_that_answers_with_an_error_is_there(breaker: Breaker) -> None:
     assert not breaker.is_well
 
 
-def test_without_a_prober_one_call_at_a_time_finds_out(breaker: Breaker, time: Time) -> None:
-    """Its event loop was closed, or its thread is in the parent process."""
+def test_without_a_prober_one_call_at_a_time_is_admitted(breaker: Breaker, time: Time) -> None:
+    """The event loop of the prober was closed, or its thread is in the parent process."""
     fail(breaker)
     time.now += FIRST_PAUSE + DEADLINE + GRACE - 0.01
     assert breaker.admit() is None
@@ -137,9 +137,7 @@ def test_without_a_prober_one_call_at_a_time_finds_out(breaker: Breaker, time: T
     assert breaker.is_closed
 
 
-def test_a_call_that_was_let_through_and_failed_is_still_the_same_outage(
-    breaker: Breaker, time: Time
-) -> None:
+def test_failure_of_an_admitted_call_is_the_same_outage(breaker: Breaker, time: Time) -> None:
     fail(breaker)
     time.now += 10
     fail(breaker)
@@ -147,7 +145,7 @@ def test_a_call_that_was_let_through_and_failed_is_still_the_same_outage(
     assert (breaker.outages, breaker.failures) == (1, 2)
 
 
-def test_a_late_failure_of_the_last_outage_says_nothing_about_now(breaker: Breaker) -> None:
+def test_late_failure_from_an_ended_outage_is_ignored(breaker: Breaker) -> None:
     late = breaker.admit()
     assert late is not None
     fail(breaker)
@@ -165,27 +163,27 @@ def test_a_late_success_from_before_the_outage_does_not_end_it(breaker: Breaker)
     assert not breaker.is_well
 
 
-# --- Errors that do not open it --------------------------------------------------------------------------------------
+# --- Errors that do not open the breaker -----------------------------------------------------------------------------
 
 
-def test_a_tighter_deadline_makes_suspect_and_no_more(breaker: Breaker, time: Time) -> None:
-    assert suspect(breaker) == Probe(0, breaker.ticket)
-    assert suspect(breaker) is None, "one probe at a time is enough"
+def test_timeout_of_a_tighter_deadline_only_requests_a_probe(breaker: Breaker, time: Time) -> None:
+    assert fail_tight_deadline(breaker) == Probe(0, breaker.ticket)
+    assert fail_tight_deadline(breaker) is None, "one probe at a time is enough"
     assert breaker.is_closed
     assert (breaker.outages, breaker.failures) == (0, 2)
     time.now += DEADLINE + GRACE
-    assert suspect(breaker) is not None
+    assert fail_tight_deadline(breaker) is not None
     breaker.succeeded(breaker.ticket)
-    assert suspect(breaker) is not None, "the probe has ended"
+    assert fail_tight_deadline(breaker) is not None, "the probe has ended"
 
 
-def suspect(breaker: Breaker) -> Probe | None:
+def fail_tight_deadline(breaker: Breaker) -> Probe | None:
     return breaker.failed(breaker.ticket, StoreTimeout("late"), is_tight=True)
 
 
-def test_a_store_that_is_down_already_is_not_suspect(breaker: Breaker) -> None:
+def test_timeout_in_an_outage_requests_no_further_probe(breaker: Breaker) -> None:
     fail(breaker)
-    assert suspect(breaker) is None
+    assert fail_tight_deadline(breaker) is None
 
 
 def test_overload_is_counted_and_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,7 +235,7 @@ def test_a_store_has_one_breaker() -> None:
     assert breaker_of(one) is not breaker_of(other)
 
 
-def test_a_breaker_does_not_keep_its_store() -> None:
+def test_breaker_does_not_keep_its_store_alive() -> None:
     store = Store()
     breaker_of(store)
     gone = weakref.ref(store)
@@ -246,14 +244,14 @@ def test_a_breaker_does_not_keep_its_store() -> None:
     assert gone() is None
 
 
-def test_a_breaker_that_was_stopped_asks_for_no_probes(breaker: Breaker) -> None:
+def test_stopped_breaker_requests_no_probes(breaker: Breaker) -> None:
     breaker.stop()
-    assert suspect(breaker) is None
+    assert fail_tight_deadline(breaker) is None
     assert breaker.failed(breaker.ticket, GONE) is None
     assert not breaker.is_closed
 
 
-def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:
+def test_fork_releases_locks_held_by_the_parent() -> None:
     store = Store()
     breaker = breaker_of(store)
     with breaker._lock:
@@ -263,7 +261,7 @@ def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_child_finds_out_by_itself_because_the_prober_stays_in_the_parent(breaker: Breaker) -> None:
+def test_child_process_admits_one_call_because_the_prober_stays_in_the_parent(breaker: Breaker) -> None:
     fail(breaker)
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""How long a call may take is checked in one place, for every store."""
+"""Every store validates deadlines in the same way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESSAGE = "a deadline is a number of seconds above 0 and at most 3600, not"
 
 @pytest.mark.parametrize("make", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("deadline", [0, -1, 3600.1, 7200, float("nan"), float("inf"), True, "1"])
-def test_every_store_refuses_the_same_deadlines_in_the_same_words(
+def test_every_store_refuses_invalid_deadlines_with_the_same_message(
     make: Callable[..., Any], deadline: Any
 ) -> None:
     with pytest.raises(ConfigError, match=MESSAGE):
@@ -42,7 +42,7 @@ def test_every_store_takes_the_same_deadlines(make: Callable[..., Any], deadline
     make().bind("x", (fixed_window("5/minute"),), deadline=deadline)
 
 
-def test_a_policy_file_takes_what_stores_take(tmp_path: Any) -> None:
+def test_policy_file_refuses_invalid_deadlines(tmp_path: Any) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limiters.x]\nrules = ["5/m"]\nstore = "redis://localhost"\ndeadline = 7200\n')
     with pytest.raises(ConfigError, match=MESSAGE):

@@ -1,4 +1,4 @@
-"""The failure policy as a value, and as data."""
+"""Failure policies: validation, and conversion to and from data."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ policies: st.SearchStrategy[OnStoreError] = st.one_of(
 
 
 @given(policies)
-def test_a_policy_survives_being_data_exactly(policy: OnStoreError) -> None:
+def test_policy_round_trips_through_data(policy: OnStoreError) -> None:
     assert policy_from_data(json.loads(json.dumps(policy_to_data(policy)))) == policy
 
 
-def test_the_smallest_share_does_not_become_another_policy() -> None:
+def test_very_small_local_share_is_kept() -> None:
     policy = policy_from_data({"local": 1e-7})
     assert policy == local(1e-7)
     FallbackLimiter("limiter", (fixed_window("5/minute"),), policy, Breaker("store"))
@@ -44,25 +44,25 @@ def test_the_smallest_share_does_not_become_another_policy() -> None:
     "data",
     ["Open", "local", "local 25%", 0.25, None, {}, {"local": 2}, {"local": "1"}, {"local": 1, "x": 1}, []],
 )
-def test_data_that_is_no_policy_is_refused(data: Any) -> None:
+def test_invalid_policy_data_is_refused(data: Any) -> None:
     with pytest.raises(ConfigError):
         policy_from_data(data)
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), float("inf"), "0.5", True, None])
-def test_a_share_is_a_share(share: Any) -> None:
+def test_invalid_share_is_refused(share: Any) -> None:
     for make in (local, Local):
         with pytest.raises(ConfigError, match="share"):
             make(share)
 
 
 @pytest.mark.parametrize("policy", ["Open", "local", 0.25, None])
-def test_there_are_four_policies(policy: Any) -> None:
+def test_unknown_policy_is_refused(policy: Any) -> None:
     with pytest.raises(ConfigError, match="on_store_error"):
         check_policy(policy)
 
 
 @pytest.mark.parametrize("policy", ["open", None, 1])
-def test_there_are_two_answers_to_overload(policy: Any) -> None:
+def test_unknown_overload_policy_is_refused(policy: Any) -> None:
     with pytest.raises(ConfigError, match="on_overload"):
         check_overload(policy)

@@ -1,4 +1,4 @@
-"""What a limiter answers while its store does not."""
+"""Answers of a limiter while its store is unavailable."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decide(
     return it.decide(Request(operation, key, cost, tier), ERROR)
 
 
-def test_open_admits_as_if_nothing_had_been_counted() -> None:
+def test_open_admits_every_hit_without_counting() -> None:
     it = fallback("open")
     for _ in range(30):
         decision = hit(it, 2)
@@ -57,13 +57,13 @@ def test_open_admits_as_if_nothing_had_been_counted() -> None:
 
 
 @pytest.mark.parametrize(("policy", "is_admitted"), [("open", True), ("closed", False)])
-def test_a_limiter_whose_rules_its_server_has_follows_its_policy(policy: Any, is_admitted: bool) -> None:
+def test_limiter_without_local_rules_follows_its_policy(policy: Any, is_admitted: bool) -> None:
     decision = hit(FallbackLimiter("limiter", (), policy, Breaker("store")))
     assert (decision.allowed, decision.degraded) == (is_admitted, True)
     assert bool(decision.retry_after) is not is_admitted
 
 
-def test_closed_refuses_and_names_a_time_to_try_again() -> None:
+def test_closed_refuses_with_retry_after() -> None:
     decision = hit(fallback("closed"))
     assert not decision
     assert decision.degraded
@@ -71,7 +71,7 @@ def test_closed_refuses_and_names_a_time_to_try_again() -> None:
     assert hit(fallback("closed"), 0).allowed
 
 
-def test_raise_raises() -> None:
+def test_raise_policy_raises_the_store_error() -> None:
     it = fallback("raise")
     for operation in get_args(Operation):
         with pytest.raises(StoreUnavailable, match="gone"):
@@ -81,14 +81,14 @@ def test_raise_raises() -> None:
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", local(1.0)])
-def test_what_is_never_admitted_is_not_admitted_in_an_outage(policy: OnStoreError) -> None:
+def test_zero_limit_refuses_in_an_outage_too(policy: OnStoreError) -> None:
     decision = hit(fallback(policy, fixed_window("0/minute"), fixed_window("5/hour")))
     assert not decision
     assert decision.retry_after is None
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", "raise", local()])
-def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
+def test_invalid_calls_raise_in_an_outage_too(policy: OnStoreError) -> None:
     it = fallback(policy)
     with pytest.raises(CostTooHigh):
         hit(it, 9)
@@ -103,7 +103,7 @@ def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
-def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) -> None:
+def test_open_and_closed_do_not_count_holds_or_records(policy: OnStoreError) -> None:
     it = fallback(policy)
     decision, receipts = decide(it, "hold")
     assert decision.allowed is (policy == "open")
@@ -118,7 +118,7 @@ def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) ->
 # --- Limiting in memory ----------------------------------------------------------------------------------------------
 
 
-def test_local_limits_to_the_share_of_each_limit() -> None:
+def test_local_applies_its_share_to_each_limit() -> None:
     it = fallback(local(0.25))
     decisions = [hit(it) for _ in range(5)]
     assert [decision.allowed for decision in decisions] == [True, True, False, False, False]
@@ -127,13 +127,13 @@ def test_local_limits_to_the_share_of_each_limit() -> None:
     assert hit(it, key="bob")
 
 
-def test_local_counts_tiers_by_their_share() -> None:
+def test_local_applies_its_share_to_tiers() -> None:
     it = fallback(local(0.5), sliding_window("4/minute", tiers={"pro": "10/minute"}))
     assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
     assert [bool(hit(it, tier="pro")) for _ in range(4)] == [True, True, True, False]
 
 
-def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
+def test_local_refuses_a_cost_above_its_share() -> None:
     it = fallback(local(0.25))
     decision = hit(it, 8)
     assert not decision
@@ -142,7 +142,7 @@ def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
     assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
 
 
-def test_local_takes_holds_and_gives_them_back() -> None:
+def test_local_holds_can_be_refunded() -> None:
     it = fallback(local(0.5), sliding_window("8/minute"))
     decision, receipts = decide(it, "hold", 3)
     assert decision.allowed
@@ -163,13 +163,13 @@ def test_local_records_and_resets() -> None:
     assert hit(it)
 
 
-def test_receipts_of_the_store_are_the_stores_business() -> None:
+def test_fallback_does_not_refund_receipts_of_the_store() -> None:
     it = fallback(local())
     assert not it.refund(((b"key", (1, 2, 3)),), 1, None)
     assert not it.refund((), 1, None)
 
 
-def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
+def test_local_receipts_of_another_limiter_are_not_sent_to_the_store() -> None:
     _, receipts = decide(fallback(local(1.0)), "hold")
     assert receipts is not None
     assert fallback("open").refund(receipts, 1, None)
@@ -179,12 +179,12 @@ def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
     ("share", "limit", "expected"),
     [(0.3, 10, 3), (0.1, 10, 1), (0.7, 10, 7), (0.29, 100, 29), (0.25, 3, 0), (1, 7, 7)],
 )
-def test_a_share_is_taken_as_it_was_written(share: float, limit: int, expected: int) -> None:
+def test_share_has_no_floating_point_error(share: float, limit: int, expected: int) -> None:
     it = fallback(local(share), fixed_window(Quota(limit, 60_000_000)))
     assert sum(hit(it).allowed for _ in range(limit)) == expected
 
 
-def test_a_burst_is_shared_as_well() -> None:
+def test_local_applies_its_share_to_the_burst() -> None:
     it = fallback(local(0.5), token_bucket("10/minute", burst=4))
     assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
     tiny = fallback(local(0.1), token_bucket("100/minute", burst=4))
@@ -200,7 +200,7 @@ quotas = st.builds(
 
 
 @given(quotas, st.floats(0.001, 1))
-def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, share: float) -> None:
+def test_local_share_of_every_valid_token_bucket_is_valid(quota: Quota, share: float) -> None:
     rule = token_bucket(quota)
     try:
         algorithm_for(rule)
@@ -220,7 +220,7 @@ OVERLOAD = StoreOverloaded("it was not sent")
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", "raise", local(1.0)])
-def test_overload_is_refused_for_a_moment_whatever_the_failure_policy(policy: OnStoreError) -> None:
+def test_overload_is_refused_briefly_under_every_policy(policy: OnStoreError) -> None:
     it = fallback(policy)
     decision, receipts = it.decide(Request("hold", "alice", 1), OVERLOAD)
     assert not decision
@@ -233,12 +233,12 @@ def test_overload_is_refused_for_a_moment_whatever_the_failure_policy(policy: On
         it.decide(Request("hit", "alice", 9), OVERLOAD)
 
 
-def test_overload_of_a_limiter_whose_rules_its_server_has_is_refused_too() -> None:
+def test_overload_is_refused_without_local_rules_too() -> None:
     it = FallbackLimiter("limiter", (), "open", Breaker("store"))
     assert not it.decide(Request("hit", "alice"), OVERLOAD)[0]
 
 
-def test_overload_may_be_answered_by_the_failure_policy() -> None:
+def test_overload_can_use_the_failure_policy() -> None:
     def answer(policy: OnStoreError, on_overload: OnOverload) -> Decision:
         it = FallbackLimiter("limiter", (sliding_window("8/minute"),), policy, Breaker("store"), on_overload)
         return it.decide(Request("hit", "alice"), OVERLOAD)[0]
@@ -250,8 +250,8 @@ def test_overload_may_be_answered_by_the_failure_policy() -> None:
         answer("raise", "policy")
 
 
-def test_units_that_were_used_cannot_be_refused() -> None:
-    """What overload kept from being recorded is treated as in an outage: counted here, or raised, or lost."""
+def test_record_in_overload_follows_the_failure_policy() -> None:
+    """A record that overload prevents is treated as in an outage: counted locally, raised or lost."""
     it = fallback(local(0.5), sliding_window("8/minute"))
     it.decide(Request("record", "alice", 4), OVERLOAD)
     assert not hit(it)
@@ -259,7 +259,7 @@ def test_units_that_were_used_cannot_be_refused() -> None:
         fallback("raise").decide(Request("record", "alice", 4), OVERLOAD)
 
 
-def test_a_store_that_never_fails_is_always_well() -> None:
+def test_default_health_is_available() -> None:
     health = Health()
     assert health.available
     assert (health.outages, health.failures, health.degraded) == (0, 0, 0)

@@ -45,7 +45,7 @@ from tests.unit.outage.later import Later
 
 
 class Flaky:
-    """A memory that plays a store over a network: it fails when told to, and keeps count of who asked."""
+    """A memory store that acts as a remote store: it fails on command and lists its calls."""
 
     remote = True
     has_rules = False
@@ -88,12 +88,12 @@ class Flaky:
         self.close()
 
     def check(self, operation: str, deadline: float) -> None:
-        """Fail a call if it is to fail."""
+        """Raise the configured error, if any."""
         self.asked.append(operation)
         if operation == "record":
             self.on_record()
         if self.error is not None:
-            raise type(self.error)(*self.error.args)  # a new one, without the frames of other calls
+            raise type(self.error)(*self.error.args)  # a new error, without the frames of other calls
         if self.late > deadline:
             raise StoreTimeout(f"no answer in {deadline:g} s")
         if self.write_error is not None and operation != "peek":
@@ -120,7 +120,7 @@ class FlakyGate:
 
 
 class AsyncFlakyGate(ImmediateGate):
-    """The same, with something to wait for."""
+    """An async gate that yields to the event loop before each call."""
 
     async def decide(self, request: Request) -> Answer:
         await asyncio.sleep(0)
@@ -149,7 +149,7 @@ def limiter_on(store: Flaky, **options: Any) -> Limiter:
     return Limiter("8/minute", name="x", store=store, **options)
 
 
-def test_a_store_over_a_network_is_open_by_default(store: Flaky) -> None:
+def test_remote_store_fails_open_by_default(store: Flaky) -> None:
     limiter = limiter_on(store)
     assert not limiter.hit("alice").degraded
     store.fail()
@@ -162,7 +162,7 @@ def test_a_store_over_a_network_is_open_by_default(store: Flaky) -> None:
     assert limiter.health.reason == "it is gone"
 
 
-def test_any_other_store_raises_by_default() -> None:
+def test_local_store_raises_by_default() -> None:
     with SQLiteStore(":memory:") as store:
         limiter = Limiter("8/minute", name="x", store=store)
         store.close()
@@ -181,21 +181,21 @@ def test_any_shared_store_can_have_a_policy() -> None:
         assert limiter.health.outages == 1
 
 
-def test_memory_needs_none() -> None:
+def test_memory_store_never_degrades() -> None:
     limiter = Limiter("1/minute", on_store_error="closed", deadline=1)
     assert limiter.hit("alice")
     assert not limiter.hit("alice").degraded
     assert limiter.health.available
 
 
-def test_a_limiter_without_rules_needs_none(store: Flaky) -> None:
+def test_limiter_without_rules_never_degrades(store: Flaky) -> None:
     store.fail()
     limiter = Limiter(name="x", store=store)
     assert limiter.hit("alice")
     assert limiter.health.available
 
 
-def test_deadlines_go_to_stores_that_take_them(store: Flaky) -> None:
+def test_deadline_is_passed_only_to_stores_that_support_it(store: Flaky) -> None:
     limiter_on(store, deadline=0.5)
     limiter_on(store)
     assert store.deadlines == [0.5, None, None, None, None], "and probes have the store's own"
@@ -203,12 +203,12 @@ def test_deadlines_go_to_stores_that_take_them(store: Flaky) -> None:
         Limiter("8/minute", name="x", store=sqlite, deadline=0.5)
 
 
-def test_a_policy_that_is_none_is_refused(store: Flaky) -> None:
+def test_unknown_policy_is_refused(store: Flaky) -> None:
     with pytest.raises(ConfigError, match="on_store_error"):
         limiter_on(store, on_store_error="sometimes")
 
 
-def test_every_operation_is_answered_in_an_outage_except_forgetting(store: Flaky) -> None:
+def test_policy_answers_every_operation_in_an_outage_except_reset(store: Flaky) -> None:
     limiter = limiter_on(store)
     on_store = limiter.hold("alice", 2)
     store.fail()
@@ -224,7 +224,7 @@ def test_every_operation_is_answered_in_an_outage_except_forgetting(store: Flaky
 
 
 @pytest.mark.parametrize(("policy", "is_admitted"), [("open", True), ("closed", False), (local(0.5), True)])
-def test_the_failure_policy_answers_a_renewal_and_the_place_stays_that_of_the_hold(
+def test_policy_answers_renew_in_an_outage_and_the_hold_keeps_its_place(
     store: Flaky, policy: Any, is_admitted: bool
 ) -> None:
     limiter = Limiter(concurrent(2, lease="60s"), name="x", store=store, on_store_error=policy)
@@ -239,7 +239,7 @@ def test_the_failure_policy_answers_a_renewal_and_the_place_stays_that_of_the_ho
     assert limiter.check("alice", 0).remaining == 2
 
 
-def test_a_local_hold_is_renewed_and_released_where_it_was_taken(store: Flaky) -> None:
+def test_local_hold_is_renewed_and_released_locally(store: Flaky) -> None:
     limiter = Limiter(concurrent(2, lease="60s"), name="x", store=store, on_store_error=local(0.5))
     store.fail()
     hold = limiter.hold("alice")
@@ -253,7 +253,7 @@ def test_a_local_hold_is_renewed_and_released_where_it_was_taken(store: Flaky) -
     assert limiter.hold("alice")
 
 
-def test_a_hold_that_was_not_counted_has_nothing_to_renew(store: Flaky) -> None:
+def test_renew_of_an_uncounted_hold_changes_nothing(store: Flaky) -> None:
     limiter = Limiter(concurrent(2, lease="60s"), name="x", store=store, on_store_error="open")
     store.fail()
     hold = limiter.hold("alice")
@@ -265,7 +265,7 @@ def test_a_hold_that_was_not_counted_has_nothing_to_renew(store: Flaky) -> None:
     assert not hold.renew()
 
 
-def test_hooks_are_told_that_a_record_was_not_counted(store: Flaky) -> None:
+def test_hook_sees_a_degraded_record(store: Flaky) -> None:
     heard: list[tuple[str, bool]] = []
 
     class Listener(Hook):
@@ -279,7 +279,7 @@ def test_hooks_are_told_that_a_record_was_not_counted(store: Flaky) -> None:
     assert heard == [("record", False), ("record", True)]
 
 
-def test_a_hold_says_whether_what_it_cost_above_it_was_counted(store: Flaky) -> None:
+def test_hold_is_degraded_if_its_extra_cost_was_not_counted(store: Flaky) -> None:
     limiter = limiter_on(store)
     counted, settled, exceeded = (limiter.hold("alice", 2) for _ in range(3))
     assert counted.settle(3) == 3
@@ -291,7 +291,7 @@ def test_a_hold_says_whether_what_it_cost_above_it_was_counted(store: Flaky) -> 
 
 
 @pytest.mark.parametrize("operation", ["hit", "check", "hold", "record", "release", "reset"])
-def test_whatever_fails_first_finds_out(store: Flaky, operation: str) -> None:
+def test_first_failure_of_any_operation_opens_the_breaker(store: Flaky, operation: str) -> None:
     limiter = limiter_on(store)
     hold = limiter.hold("alice")
     store.fail()
@@ -306,7 +306,7 @@ def test_whatever_fails_first_finds_out(store: Flaky, operation: str) -> None:
     assert limiter.health.failures == 1
 
 
-def test_a_quiet_limiter_is_back_without_any_call(store: Flaky, later: Later) -> None:
+def test_idle_limiter_recovers_by_probes(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store, on_store_error="closed")
     store.fail()
     limiter.hit("alice")
@@ -321,7 +321,7 @@ def test_a_quiet_limiter_is_back_without_any_call(store: Flaky, later: Later) ->
     assert not limiter.hit("alice").degraded
 
 
-def test_a_store_that_can_be_read_but_not_written_is_not_back(store: Flaky, later: Later) -> None:
+def test_readable_but_not_writable_store_stays_unavailable(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.write_error = StoreUnavailable("out of memory")
     limiter.hit("alice")
@@ -331,7 +331,7 @@ def test_a_store_that_can_be_read_but_not_written_is_not_back(store: Flaky, late
     assert (limiter.health.outages, limiter.health.failures) == (1, 1)
 
 
-def test_a_probe_that_finds_something_else_finds_a_store(store: Flaky, later: Later) -> None:
+def test_probe_with_a_conflict_ends_the_outage(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
@@ -341,8 +341,8 @@ def test_a_probe_that_finds_something_else_finds_a_store(store: Flaky, later: La
     assert not limiter.hit("alice").degraded
 
 
-def test_a_probe_asks_what_was_not_answered(store: Flaky, later: Later) -> None:
-    """In a cluster another node may be well."""
+def test_probe_repeats_the_failed_request(store: Flaky, later: Later) -> None:
+    """In a cluster, another node may be available."""
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
@@ -353,7 +353,7 @@ def test_a_probe_asks_what_was_not_answered(store: Flaky, later: Later) -> None:
 
 
 @pytest.mark.parametrize("operation", ["release", "reset"])
-def test_whatever_failed_is_probed_for(store: Flaky, later: Later, operation: str) -> None:
+def test_failed_release_or_reset_starts_probes(store: Flaky, later: Later, operation: str) -> None:
     limiter = limiter_on(store)
     hold = limiter.hold("alice")
     store.fail()
@@ -367,8 +367,8 @@ def test_whatever_failed_is_probed_for(store: Flaky, later: Later, operation: st
     assert limiter.health.available
 
 
-def test_a_request_with_an_invalid_key_is_not_probed_for(store: Flaky, later: Later) -> None:
-    """Its error is raised before the store is asked, and would be taken for a reply."""
+def test_request_with_an_invalid_key_is_not_used_as_a_probe(store: Flaky, later: Later) -> None:
+    """Its error is raised before the store is called, and would look like a response of the store."""
     rule = sliding_window("5/minute", scope="user")
     first, second = (Limiter(rule, name=name, store=store) for name in ("first", "second"))
     store.fail()
@@ -383,7 +383,7 @@ def test_a_request_with_an_invalid_key_is_not_probed_for(store: Flaky, later: La
     assert second.health.available
 
 
-def test_probes_take_nothing_from_anybody(store: Flaky, later: Later) -> None:
+def test_probes_use_no_units_of_any_key(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
@@ -395,7 +395,7 @@ def test_probes_take_nothing_from_anybody(store: Flaky, later: Later) -> None:
     assert limiter.check("ping", 0).remaining == 8
 
 
-def test_one_outage_is_probed_once_however_many_limiters_there_are(store: Flaky, later: Later) -> None:
+def test_limiters_on_one_store_share_one_probe(store: Flaky, later: Later) -> None:
     limiters = [Limiter("8/minute", name=str(number), store=store) for number in range(5)]
     store.fail()
     for limiter in limiters:
@@ -407,7 +407,7 @@ def test_one_outage_is_probed_once_however_many_limiters_there_are(store: Flaky,
     assert not any(limiter.hit("alice").degraded for limiter in limiters)
 
 
-def test_a_store_that_was_closed_is_probed_no_more(store: Flaky, later: Later) -> None:
+def test_closed_store_is_not_probed(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
@@ -416,7 +416,7 @@ def test_a_store_that_was_closed_is_probed_no_more(store: Flaky, later: Later) -
     assert later.is_idle
 
 
-def test_a_limiter_that_is_gone_probes_no_more(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_limiter_stops_probing(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Circuit, "_call_later", staticmethod(call_later))
     limiter = limiter_on(store)
     store.fail()
@@ -434,7 +434,7 @@ def test_a_limiter_that_is_gone_probes_no_more(store: Flaky, monkeypatch: pytest
     assert store.asked == []
 
 
-def test_a_probe_in_a_thread_finds_the_store(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_in_a_thread_ends_the_outage(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Circuit, "_call_later", staticmethod(call_later))
     limiter = limiter_on(store)
     store.fail()
@@ -447,7 +447,7 @@ def test_a_probe_in_a_thread_finds_the_store(store: Flaky, monkeypatch: pytest.M
     assert set(threading.enumerate()) <= before, "nothing is left behind"
 
 
-def test_no_thread_to_be_had_is_no_error_of_a_call(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_succeeds_if_no_probe_thread_can_start(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -458,10 +458,10 @@ def test_no_thread_to_be_had_is_no_error_of_a_call(store: Flaky, monkeypatch: py
     assert limiter.hit("alice").degraded
 
 
-# --- What is no outage -----------------------------------------------------------------------------------------------
+# --- Errors without an outage ----------------------------------------------------------------------------------------
 
 
-def test_a_tighter_deadline_answers_its_own_call_only(store: Flaky, later: Later) -> None:
+def test_timeout_of_a_tighter_deadline_degrades_only_its_limiter(store: Flaky, later: Later) -> None:
     """Each limiter has its own policy, and a store that takes 5 ms is not down."""
     tight = limiter_on(store, deadline=0.003)
     closed = Limiter("8/minute", name="y", store=store, on_store_error="closed")
@@ -477,9 +477,7 @@ def test_a_tighter_deadline_answers_its_own_call_only(store: Flaky, later: Later
     assert closed.health.available
 
 
-def test_a_tighter_deadline_finds_out_in_the_background_that_the_store_hangs(
-    store: Flaky, later: Later
-) -> None:
+def test_timeout_of_a_tighter_deadline_starts_a_background_probe(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store, deadline=0.003)
     store.late = 100
     limiter.hit("alice")
@@ -500,7 +498,7 @@ def test_a_timeout_of_the_stores_own_deadline_is_an_outage(store: Flaky) -> None
     assert not limiter.health.available
 
 
-def test_overload_is_refused_and_says_nothing_about_the_store(store: Flaky, later: Later) -> None:
+def test_overload_is_refused_and_does_not_change_health(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store, on_store_error="open")
     store.error = StoreOverloaded("too many calls")
     for _ in range(3):
@@ -515,7 +513,7 @@ def test_overload_is_refused_and_says_nothing_about_the_store(store: Flaky, late
     assert not limiter.hit("alice").degraded
 
 
-def test_what_this_process_has_broken_off_says_nothing_about_the_store(store: Flaky, later: Later) -> None:
+def test_interrupted_call_does_not_change_health(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store, on_store_error="open")
     store.error = StoreError("a signal handler raised in the middle of a call")
     assert limiter.hit("alice").degraded
@@ -531,7 +529,7 @@ def test_what_this_process_has_broken_off_says_nothing_about_the_store(store: Fl
     assert limiter.health.available
 
 
-def test_overload_may_be_answered_by_policy(store: Flaky) -> None:
+def test_overload_can_use_the_failure_policy(store: Flaky) -> None:
     limiter = limiter_on(store, on_store_error="open", on_overload="policy")
     store.error = StoreOverloaded("too many calls")
     assert limiter.hit("alice").allowed
@@ -539,7 +537,7 @@ def test_overload_may_be_answered_by_policy(store: Flaky) -> None:
         limiter_on(store, on_overload="sometimes")
 
 
-def test_a_probe_that_could_not_be_sent_is_made_again(store: Flaky, later: Later) -> None:
+def test_unsent_probe_is_repeated(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
@@ -555,7 +553,7 @@ def test_a_probe_that_could_not_be_sent_is_made_again(store: Flaky, later: Later
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", "raise", local()])
-def test_what_never_worked_is_raised_whatever_the_policy(store: Flaky, policy: Any) -> None:
+def test_misconfigured_store_that_never_worked_raises_under_every_policy(store: Flaky, policy: Any) -> None:
     limiter = limiter_on(store, on_store_error=policy)
     store.error = StoreMisconfigured("wrong password")
     for _ in range(3):
@@ -565,7 +563,7 @@ def test_what_never_worked_is_raised_whatever_the_policy(store: Flaky, policy: A
     assert not limiter.hit("alice").degraded
 
 
-def test_what_has_worked_is_answered_by_policy_with_an_error_in_the_log(
+def test_misconfigured_store_that_worked_before_uses_the_policy_and_logs_an_error(
     store: Flaky, later: Later, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = limiter_on(store, on_store_error="closed")
@@ -587,7 +585,7 @@ def test_what_has_worked_is_answered_by_policy_with_an_error_in_the_log(
     assert limiter.health.available
 
 
-def test_a_hold_of_a_store_that_refuses_by_now_is_not_given_back(store: Flaky) -> None:
+def test_release_on_a_misconfigured_store_does_not_raise(store: Flaky) -> None:
     limiter = limiter_on(store)
     hold = limiter.hold("alice")
     store.error = StoreMisconfigured("wrong password")
@@ -595,7 +593,7 @@ def test_a_hold_of_a_store_that_refuses_by_now_is_not_given_back(store: Flaky) -
     assert limiter.health.state == "misconfigured"
 
 
-def test_a_right_that_only_forgetting_needs_says_nothing_about_counting(store: Flaky) -> None:
+def test_missing_permission_for_reset_does_not_change_health(store: Flaky) -> None:
     limiter = limiter_on(store)
     limiter.hit("alice")
     store.error = StoreMisconfigured("may not administer")
@@ -604,7 +602,7 @@ def test_a_right_that_only_forgetting_needs_says_nothing_about_counting(store: F
     assert limiter.health.available
 
 
-def test_a_store_that_comes_back_misconfigured_and_never_worked_is_raised(store: Flaky, later: Later) -> None:
+def test_store_misconfigured_after_an_outage_raises_if_it_never_worked(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
@@ -614,10 +612,10 @@ def test_a_store_that_comes_back_misconfigured_and_never_worked_is_raised(store:
         limiter.hit("alice")
 
 
-# --- Asking at the start ---------------------------------------------------------------------------------------------
+# --- Ping ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_ping_finds_a_store_that_can_count(store: Flaky) -> None:
+def test_ping_checks_that_the_store_can_count(store: Flaky) -> None:
     limiter = limiter_on(store)
     limiter.ping()
     assert store.asked == ["record"]
@@ -628,7 +626,7 @@ def test_a_ping_finds_a_store_that_can_count(store: Flaky) -> None:
     assert limiter.health.available
 
 
-def test_a_ping_raises_what_is_wrong(store: Flaky, later: Later) -> None:
+def test_ping_raises_the_store_error(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store, on_store_error="open", deadline=0.001)
     store.error = StoreMisconfigured("wrong password")
     with pytest.raises(ConfigError, match="wrong password"):
@@ -642,7 +640,7 @@ def test_a_ping_raises_what_is_wrong(store: Flaky, later: Later) -> None:
     assert limiter.health.available
 
 
-def test_a_ping_after_it_has_worked_is_seen_in_health(store: Flaky) -> None:
+def test_failed_ping_of_a_store_that_worked_changes_health(store: Flaky) -> None:
     limiter = limiter_on(store)
     limiter.ping()
     store.error = StoreMisconfigured("wrong password")
@@ -651,14 +649,14 @@ def test_a_ping_after_it_has_worked_is_seen_in_health(store: Flaky) -> None:
     assert limiter.health.state == "misconfigured"
 
 
-def test_limiters_that_need_no_store_have_nothing_to_ask(store: Flaky) -> None:
+def test_ping_without_a_shared_store_or_rules_does_nothing(store: Flaky) -> None:
     Limiter("5/minute").ping()
     store.fail()
     Limiter(name="x", store=store).ping()
     assert store.asked == []
 
 
-def test_a_file_is_asked_too() -> None:
+def test_ping_checks_sqlite_stores_too() -> None:
     with SQLiteStore(":memory:") as store:
         limiter = Limiter("8/minute", name="x", store=store)
         limiter.ping()
@@ -667,7 +665,7 @@ def test_a_file_is_asked_too() -> None:
             limiter.ping()
 
 
-def test_a_conflict_is_answered_by_policy_and_is_no_outage(store: Flaky) -> None:
+def test_conflict_uses_the_policy_and_is_not_an_outage(store: Flaky) -> None:
     limiter = limiter_on(store, on_store_error="closed")
     store.error = StoreConflict("a list")
     assert not limiter.hit("alice")
@@ -676,7 +674,7 @@ def test_a_conflict_is_answered_by_policy_and_is_no_outage(store: Flaky) -> None
     assert limiter.health.failures == 0
 
 
-def test_closed_keeps_waiters_waiting_until_their_time_is_up(store: Flaky) -> None:
+def test_wait_retries_under_closed_until_its_timeout(store: Flaky) -> None:
     clock = FakeClock()
     limiter = Limiter("8/minute", name="x", store=store, on_store_error="closed", clock=clock)
     store.fail()
@@ -686,7 +684,7 @@ def test_closed_keeps_waiters_waiting_until_their_time_is_up(store: Flaky) -> No
     assert clock.now - FakeClock().now == 2
 
 
-def test_a_limiter_made_anew_in_an_outage_does_not_hand_out_its_share_again(store: Flaky) -> None:
+def test_recreated_limiter_keeps_its_local_counts_in_an_outage(store: Flaky) -> None:
     store.fail()
     hits = [limiter_on(store, on_store_error=local(0.25)).hit("alice") for _ in range(4)]
     assert [bool(hit) for hit in hits] == [True, True, False, False]
@@ -694,7 +692,7 @@ def test_a_limiter_made_anew_in_an_outage_does_not_hand_out_its_share_again(stor
     assert other.hit("alice"), "which counts for itself"
 
 
-def test_local_holds_are_given_back_to_memory(store: Flaky) -> None:
+def test_local_holds_are_released_locally(store: Flaky) -> None:
     limiter = limiter_on(store, on_store_error=local(0.5))
     store.fail()
     limiter.hit("alice")
@@ -705,10 +703,10 @@ def test_local_holds_are_given_back_to_memory(store: Flaky) -> None:
     assert "refund" not in store.asked
 
 
-# --- The same for tasks ----------------------------------------------------------------------------------------------
+# --- Async limiters --------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_are_answered_in_an_outage(store: Flaky) -> None:
+async def test_policy_answers_async_calls_in_an_outage(store: Flaky) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error=local(0.5))
     on_store = await limiter.hold("alice", 2)
     store.fail()
@@ -723,11 +721,11 @@ async def test_tasks_are_answered_in_an_outage(store: Flaky) -> None:
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
             await limiter.reset("alice")
-    assert limiter.health.failures == 10  # those that were under way
+    assert limiter.health.failures == 10  # the concurrent hits
     assert limiter.health.outages == 1
 
 
-async def test_a_quiet_limiter_of_tasks_is_back_without_any_call(store: Flaky, later: Later) -> None:
+async def test_idle_async_limiter_recovers_by_probes(store: Flaky, later: Later) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
     store.fail()
     await limiter.hit("alice")
@@ -742,7 +740,7 @@ async def test_a_quiet_limiter_of_tasks_is_back_without_any_call(store: Flaky, l
     assert not (await limiter.hit("alice")).degraded
 
 
-async def test_tasks_that_are_cancelled_say_nothing_about_the_store(store: Flaky) -> None:
+async def test_cancelled_task_does_not_change_health(store: Flaky) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store)
     call = asyncio.ensure_future(limiter.hit("alice"))
     await asyncio.sleep(0)
@@ -752,7 +750,7 @@ async def test_tasks_that_are_cancelled_say_nothing_about_the_store(store: Flaky
     assert limiter.health.available
 
 
-async def test_overload_and_misconfiguration_of_tasks(store: Flaky) -> None:
+async def test_async_limiter_handles_overload_and_misconfiguration(store: Flaky) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store)
     store.error = StoreMisconfigured("wrong password")
     with pytest.raises(ConfigError):
@@ -769,7 +767,7 @@ async def test_overload_and_misconfiguration_of_tasks(store: Flaky) -> None:
     await AsyncLimiter("5/minute").ping()
 
 
-async def test_a_probe_in_a_task_finds_the_store(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_in_a_task_ends_the_outage(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncCircuit, "_call_later", staticmethod(call_later_async))
     back = asyncio.Event()
     limiter = AsyncLimiter("8/minute", name="x", store=store)
@@ -782,8 +780,10 @@ async def test_a_probe_in_a_task_finds_the_store(store: Flaky, monkeypatch: pyte
     assert limiter.health.available
 
 
-def test_another_event_loop_finds_out_by_itself(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that probed is closed."""
+def test_new_event_loop_detects_recovery_without_the_old_prober(
+    store: Flaky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop of the prober is closed."""
     monkeypatch.setattr(AsyncCircuit, "_call_later", staticmethod(call_later_async))
     limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
     store.fail()

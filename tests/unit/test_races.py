@@ -70,7 +70,7 @@ def assert_left(rule: Rule, left: int | None, expected: int) -> None:
 
 @pytest.mark.parametrize("others", [(), (sliding_window("1000/day"),)], ids=["one rule", "several rules"])
 @every_rule
-def test_no_call_comes_between_reading_and_writing(rule: Rule, others: tuple[Rule, ...]) -> None:
+def test_no_other_call_runs_between_read_and_write(rule: Rule, others: tuple[Rule, ...]) -> None:
     """In the middle of one hit another thread gets the chance to hit as well, and has to wait all the same."""
     threads: list[threading.Thread] = []
 
@@ -96,7 +96,7 @@ def test_no_call_comes_between_reading_and_writing(rule: Rule, others: tuple[Rul
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_threads_that_come_with_new_keys_share_the_overflow_quota_exactly(clock: FakeClock) -> None:
+def test_threads_with_new_keys_share_exactly_the_overflow_quota(clock: FakeClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(f"{LIMIT}/hour", name="x", store=store)
     limiter.hit("first")
@@ -120,7 +120,7 @@ def test_tasks_of_several_event_loops_get_exactly_the_limit(rule: Rule, clock: F
 
 
 @every_rule
-async def test_tasks_that_are_cancelled_in_their_hold_give_it_back(rule: Rule, clock: FakeClock) -> None:
+async def test_tasks_cancelled_during_a_hold_release_it(rule: Rule, clock: FakeClock) -> None:
     limiter = AsyncLimiter(rule, clock=clock)
     never = asyncio.Event()
 
@@ -140,7 +140,7 @@ async def test_tasks_that_are_cancelled_in_their_hold_give_it_back(rule: Rule, c
 # --- Processes -------------------------------------------------------------------------------------------------------
 
 
-def test_processes_that_hold_and_release_leave_what_they_kept(clock: FakeClock, tmp_path: Path) -> None:
+def test_only_kept_units_remain_after_processes_hold_and_release(clock: FakeClock, tmp_path: Path) -> None:
     rule = RULES["sliding_window"]
     with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as store:
         inherited = Limiter(rule, name="x", store=store)

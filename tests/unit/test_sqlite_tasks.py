@@ -51,9 +51,7 @@ async def counted(limiter: AsyncLimiter) -> int:
     return 100 - ((await limiter.check("alice", 0)).remaining or 0)
 
 
-async def test_units_that_were_used_are_recorded_all_the_same(
-    store: SQLiteStore, limiter: AsyncLimiter
-) -> None:
+async def test_cancelled_record_is_still_written(store: SQLiteStore, limiter: AsyncLimiter) -> None:
     jam = Jam(store)
     await cancelled(limiter.record("alice", 7))
     jam.let_go()
@@ -61,7 +59,7 @@ async def test_units_that_were_used_are_recorded_all_the_same(
 
 
 @pytest.mark.parametrize(("cost", "left"), [(0, 0), (3, 3), (9, 9)])
-async def test_a_hold_is_settled_all_the_same(
+async def test_cancelled_settle_is_still_written(
     store: SQLiteStore, limiter: AsyncLimiter, cost: int, left: int
 ) -> None:
     hold = await limiter.hold("alice", 7)
@@ -71,7 +69,7 @@ async def test_a_hold_is_settled_all_the_same(
     assert await counted(limiter) == left
 
 
-async def test_a_reset_is_done_all_the_same(store: SQLiteStore, limiter: AsyncLimiter) -> None:
+async def test_cancelled_reset_is_still_done(store: SQLiteStore, limiter: AsyncLimiter) -> None:
     await limiter.hit("alice", 7)
     jam = Jam(store)
     await cancelled(limiter.reset("alice"))
@@ -80,7 +78,7 @@ async def test_a_reset_is_done_all_the_same(store: SQLiteStore, limiter: AsyncLi
 
 
 @pytest.mark.parametrize("operation", ["hit", "hold"])
-async def test_what_has_not_begun_is_not_begun(
+async def test_cancelled_call_that_has_not_started_is_not_run(
     store: SQLiteStore, limiter: AsyncLimiter, operation: str
 ) -> None:
     jam = Jam(store)
@@ -89,7 +87,7 @@ async def test_what_has_not_begun_is_not_begun(
     assert await counted(limiter) == 0
 
 
-async def test_a_hold_that_has_begun_is_released(
+async def test_cancelled_hold_that_has_started_is_released(
     store: SQLiteStore, limiter: AsyncLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -113,7 +111,7 @@ async def test_a_hold_that_has_begun_is_released(
     assert await counted(limiter) == 0
 
 
-async def test_holds_that_are_cancelled_at_any_time_leave_nothing(limiter: AsyncLimiter) -> None:
+async def test_holds_cancelled_at_any_time_leave_no_units_charged(limiter: AsyncLimiter) -> None:
     """2,973 of 11,000 were left."""
     chance = random.Random(7)
     for _ in range(40):
@@ -135,7 +133,7 @@ async def _hold_and_release(limiter: AsyncLimiter) -> None:
         await hold.release()
 
 
-async def test_a_failure_that_nobody_waits_for_is_logged(
+async def test_error_after_a_cancellation_is_logged(
     store: SQLiteStore,
     limiter: AsyncLimiter,
     monkeypatch: pytest.MonkeyPatch,
@@ -153,7 +151,7 @@ async def test_a_failure_that_nobody_waits_for_is_logged(
     assert "could not be completed: the disk is full" in caplog.text
 
 
-async def test_closing_lets_what_was_asked_end(tmp_path: Path) -> None:
+async def test_close_waits_for_pending_calls(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "limits.db")
     limiter = AsyncLimiter("100/hour", name="x", store=store)
     jam = Jam(store)
@@ -168,7 +166,7 @@ async def test_closing_lets_what_was_asked_end(tmp_path: Path) -> None:
         assert await counted(AsyncLimiter("100/hour", name="x", store=again)) == 7
 
 
-def test_an_event_loop_that_ends_takes_nothing_with_it(store: SQLiteStore, limiter: AsyncLimiter) -> None:
+def test_pending_call_completes_after_its_event_loop_ends(store: SQLiteStore, limiter: AsyncLimiter) -> None:
     async def leave() -> Jam:
         jam = Jam(store)
         task = asyncio.ensure_future(limiter.record("alice", 7))

@@ -65,7 +65,7 @@ async def test_a_refused_confirmation_leaves_the_hold_open(
     assert hold.final == 1
 
 
-async def test_a_hold_that_has_ended_is_not_confirmed(flavour: Flavour, store: SQLiteStore) -> None:
+async def test_ended_hold_cannot_be_confirmed(flavour: Flavour, store: SQLiteStore) -> None:
     limiter = made(flavour, store, sliding_log("5/minute"))
     released, settled = await done(limiter.hold("a", 2)), await done(limiter.hold("a", 2))
     await done(released.release())
@@ -77,7 +77,7 @@ async def test_a_hold_that_has_ended_is_not_confirmed(flavour: Flavour, store: S
     assert (await done(limiter.check("a", 0))).remaining == 4
 
 
-async def test_a_cost_that_never_fits_leaves_the_hold_open(flavour: Flavour, store: SQLiteStore) -> None:
+async def test_confirm_above_the_capacity_leaves_the_hold_open(flavour: Flavour, store: SQLiteStore) -> None:
     limiter = made(flavour, store, sliding_log("5/minute"))
     hold = await done(limiter.hold("a", 2))
     with pytest.raises(CostTooHigh):
@@ -106,7 +106,7 @@ class Down:
         self.gate.refund(receipts, cost, now)
 
 
-def test_a_confirmation_whose_outcome_is_unknown_is_not_sent_again() -> None:
+def test_confirm_with_an_unknown_outcome_is_not_retried() -> None:
     limiter = Limiter(sliding_log("5/minute"), name="moves", store=ReferenceStore(clock=FakeClock()))
     gate = Down(limiter.gate)
     limiter.gate = gate  # type: ignore[assignment]
@@ -184,7 +184,7 @@ class Notes(Hook):
         self.heard.append(("settled", cost))
 
 
-async def test_hooks_hear_of_moves_and_of_the_end(
+async def test_hooks_receive_moves_and_the_settlement(
     flavour: Flavour, store: SQLiteStore, clock: FakeClock
 ) -> None:
     hook = Notes()
@@ -204,7 +204,7 @@ async def test_hooks_hear_of_moves_and_of_the_end(
 # --- The pure functions -----------------------------------------------------------------------------------------------
 
 
-def test_units_that_expired_are_taken_anew_and_others_stay() -> None:
+def test_move_charges_expired_units_again() -> None:
     log = SlidingWindow("x", 5, 1, 60)
     held, _ = log.decide(None, 0, 3, 1)
     assert held is not None
@@ -217,7 +217,7 @@ def test_units_that_expired_are_taken_anew_and_others_stay() -> None:
     assert refused[0] is later
 
 
-def test_a_refused_move_speaks_of_the_state_as_it_is() -> None:
+def test_refused_move_reports_the_current_state() -> None:
     log = SlidingWindow("x", 5, 1, 60)
     held, _ = log.decide(None, 0, 3, 1)
     assert held is not None
@@ -225,7 +225,7 @@ def test_a_refused_move_speaks_of_the_state_as_it_is() -> None:
     assert log.move(full, log.receipt(None, held, 3), 20, 4, 3) == (full, Verdict(False, 5, 0, 50, 50))
 
 
-def test_units_of_another_shape_stay_where_they_are() -> None:
+def test_units_of_another_shape_are_not_moved() -> None:
     """The two drain at different rates, so no one could say how long to wait for both."""
     fast, slow = TokenBucket("x", 10, 2, 1, 1), TokenBucket("x", 10, 1, 1, 1)
     held, _ = fast.decide(None, 0, 8, 1)
@@ -235,7 +235,7 @@ def test_units_of_another_shape_stay_where_they_are() -> None:
     assert fast.move(held, receipt, 1, 5, 2)[1].remaining == 5
 
 
-def test_by_a_clock_that_went_back_units_do_not_move_to_an_earlier_time() -> None:
+def test_units_do_not_move_back_when_the_clock_is_set_back() -> None:
     log = SlidingWindow("x", 5, 1, 60)
     held, _ = log.decide(None, 100, 3, 1)
     assert held is not None
@@ -244,7 +244,7 @@ def test_by_a_clock_that_went_back_units_do_not_move_to_an_earlier_time() -> Non
     assert verdict == Verdict(True, 5, 2, None, 120)
 
 
-def test_the_wait_for_units_that_fade_is_that_of_the_bucket_as_it_is() -> None:
+def test_wait_of_a_refused_move_is_that_of_the_current_bucket() -> None:
     """Ten held and ten hit at 0, five more at 5: what drains from 5 on is what would be given back."""
     bucket = TokenBucket("x", 20, 1, 1, 1)
     held, _ = bucket.decide(None, 0, 10, 1)
@@ -259,7 +259,7 @@ def test_the_wait_for_units_that_fade_is_that_of_the_bucket_as_it_is() -> None:
     assert bucket.move(state, receipt, 15, 10, 4)[1].allowed
 
 
-def test_places_are_found_by_number_and_ordered_by_their_ends() -> None:
+def test_places_are_found_by_number_and_sorted_by_end_time() -> None:
     long, short = Concurrent("x", 5, 60), Concurrent("x", 5, 10)
     first, _ = long.decide(None, 0, 1, 7)
     second, verdict = short.decide(first, 5, 2, 8)
@@ -277,7 +277,7 @@ def test_places_are_found_by_number_and_ordered_by_their_ends() -> None:
     assert long.fresh_at(second) == 60
 
 
-def test_a_lease_begins_no_earlier_than_the_newest() -> None:
+def test_lease_never_starts_before_the_newest_lease() -> None:
     """By a clock that went back and has caught up, it would be too short."""
     rule = Concurrent("x", 5, 60)
     state, _ = rule.decide(None, 100, 1, 7)

@@ -92,7 +92,7 @@ class Ledger:
 
 
 @given(case=rules_and_scripts(STRICT, back=True, ops=("hit", "hit", "hold", "record"), keys=1))
-def test_a_clock_set_back_stands_still_for_what_was_counted(case: Case) -> None:
+def test_limit_holds_when_the_clock_is_set_back(case: Case) -> None:
     """The limit holds in the time that the state reads, which stands still until the clock has caught up."""
     rules, script = case
     period_us = rules[0].quota.period_us
@@ -122,7 +122,7 @@ def test_a_fixed_window_never_admits_more_than_its_limit_per_window(case: Case, 
 
 @in_every_world
 @given(case=rules_and_scripts(["lenient_window"], tiers=False, most_variants=1))
-def test_a_lenient_window_is_early_by_one_bucket_at_most(case: Case, explicit: bool) -> None:
+def test_lenient_window_admits_at_most_one_bucket_early(case: Case, explicit: bool) -> None:
     (rule,), script = case
     width_us = -(rule.quota.period_us // -rule.buckets)
     ledger = Ledger()
@@ -160,7 +160,7 @@ def test_a_token_bucket_never_admits_more_than_burst_and_rate(case: Case, explic
 
 
 @given(case=rules_and_scripts(STRICT, keys=5, tiers=False, most_variants=1), max_keys=st.integers(1, 3))
-def test_a_full_store_keeps_every_key_to_its_limit_and_forgets_no_live_one(case: Case, max_keys: int) -> None:
+def test_full_store_enforces_every_limit_and_keeps_live_keys(case: Case, max_keys: int) -> None:
     """Per key the limit holds across the overflow key and back; and all keys in overflow share one limit."""
     (rule,), script = case
     ledger = Ledger()
@@ -203,7 +203,7 @@ def test_keys_in_overflow_share_one_limit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_clock_that_swings_grants_no_more_than_one_that_stands_still(kind: str) -> None:
+def test_clock_moving_back_and_forth_admits_no_extra_units(kind: str) -> None:
     """Back and forth by an hour with every call, around an instant at which the limit is used up."""
     with world([made(kind)], explicit=False) as w:
         (limiter,) = w.variants
@@ -231,9 +231,7 @@ MINUTE_START_US = 1_700_000_040_000_000
 
 @in_every_world
 @pytest.mark.parametrize("kind", STRICT)
-def test_the_whole_limit_again_right_after_the_edge_is_still_within_the_promise(
-    kind: str, explicit: bool
-) -> None:
+def test_full_limit_right_after_the_window_edge_keeps_the_promise(kind: str, explicit: bool) -> None:
     """Units at the last instant of a bucket and right after it: the tightest that two bursts can come together."""
     with world([made(kind)], explicit=explicit) as w:
         (limiter,) = w.variants
@@ -245,7 +243,7 @@ def test_the_whole_limit_again_right_after_the_edge_is_still_within_the_promise(
         assert limiter.hit("ada", 3, now=w.now())
 
 
-def test_a_hold_counts_at_its_start_however_late_it_is_settled() -> None:
+def test_hold_counts_at_its_start_even_if_settled_late() -> None:
     with world([sliding_log("3/minute")]) as w:
         (limiter,) = w.variants
         hold = limiter.hold("ada", 3, now=w.now())
@@ -256,7 +254,7 @@ def test_a_hold_counts_at_its_start_however_late_it_is_settled() -> None:
         assert limiter.hit("ada", 3, now=w.now())
 
 
-def test_a_hold_of_one_tier_is_not_given_back_in_another() -> None:
+def test_hold_of_one_tier_is_not_refunded_in_another_tier() -> None:
     """The level has been converted since, and may have drained at another rate."""
     rule = token_bucket("60/minute", burst=100, tiers={TIER: "60/minute burst 60"})
     left = []
@@ -273,7 +271,7 @@ def test_a_hold_of_one_tier_is_not_given_back_in_another() -> None:
 
 
 @in_every_world
-def test_callers_who_change_between_tiers_get_no_more_than_the_larger_allows(explicit: bool) -> None:
+def test_changing_tiers_admits_at_most_the_larger_quota(explicit: bool) -> None:
     """When the smaller capacity was written into the state, 919 were admitted where the larger allows 200 at once."""
     rule = token_bucket("60/minute", burst=200, tiers={TIER: "60/minute burst 20"})
     admitted = 0

@@ -236,7 +236,7 @@ def test_many_overlapping_holds_at_random() -> None:
         check_each_release(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8)))
 
 
-def test_a_hold_released_before_anything_else_leaves_no_trace_for_a_clock_set_back() -> None:
+def test_nested_releases_restore_the_previous_states() -> None:
     """Holds within holds: each release leaves the very state before its hold, unless that had become fresh."""
     for bucket, first, *waits in product(SHAPES, (2, 9), (0, 2, 5), (0, 2), (0, 3), (0, 3)):
         world = World(bucket)
@@ -272,7 +272,7 @@ def gave_back_less(
     return None if level == back else (birth, level - back, now, refunded + back, n, d, burst)
 
 
-def test_overlapping_holds_give_back_more_than_they_used_to() -> None:
+def test_overlapping_holds_refund_more_than_the_old_formula() -> None:
     """The old formula kept promise 6 as well, but held back units that were free; see decision 9."""
     sooner = later = 0
     for script in two_holds((0, 1, 4)):
@@ -287,17 +287,17 @@ def test_overlapping_holds_give_back_more_than_they_used_to() -> None:
 
 
 @pytest.mark.parametrize("bucket", SHAPES, ids=["1", "2/3", "3"])
-def test_a_clock_that_goes_back_at_any_step_gives_back_nothing_that_counts(bucket: TokenBucket) -> None:
+def test_clock_set_back_at_any_step_refunds_no_counted_units(bucket: TokenBucket) -> None:
     for script in two_holds((-4, 0, 3)):
         check_what_counts(bucket, script)
 
 
-def test_three_holds_and_a_clock_that_goes_back() -> None:
+def test_three_holds_and_a_clock_set_back() -> None:
     for script in three_holds((-3, 4)):
         check_what_counts(SHAPES[0], script)
 
 
-def test_many_holds_and_a_clock_that_goes_back_at_random() -> None:
+def test_many_holds_and_a_clock_set_back_at_random() -> None:
     dice = random.Random("clocks")
     for _ in range(3_000):
         check_what_counts(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8, -1, -3, -6, -12)))
@@ -350,7 +350,7 @@ def test_changing_between_tiers_admits_no_more_than_the_largest_burst_and_rate(t
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-def test_a_wait_is_honest_whatever_tier_has_filled_the_bucket(tiers: str) -> None:
+def test_wait_is_exact_for_a_bucket_filled_by_any_tier(tiers: str) -> None:
     """Admitted exactly at `retry_after`, and refused one microsecond before, also far above the burst of the caller."""
     buckets = buckets_of(token_bucket(TIERS[tiers][0], tiers={"other": TIERS[tiers][1]}))
     dice = random.Random(tiers)

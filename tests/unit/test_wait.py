@@ -82,7 +82,7 @@ def has_queue_of(limiter: Limiter, length: int) -> bool:
 # --- Waiting ---------------------------------------------------------------------------------------------------------
 
 
-async def test_waiting_ends_with_the_units_taken(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_returns_after_charging_the_units(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("2/minute"), clock=clock)
     start = clock.now_us()
     decisions = [await done(limiter.wait("ada")) for _ in range(4)]
@@ -91,7 +91,7 @@ async def test_waiting_ends_with_the_units_taken(flavour: Flavour, clock: FakeCl
     assert not await done(limiter.hit("ada"))
 
 
-async def test_waiting_is_for_the_units_asked_for(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_lasts_until_the_requested_units_are_free(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(token_bucket("60/minute"), clock=clock)
     await done(limiter.hit("ada", 60))
     start = clock.now_us()
@@ -99,7 +99,7 @@ async def test_waiting_is_for_the_units_asked_for(flavour: Flavour, clock: FakeC
     assert clock.now_us() - start == 7_000_000
 
 
-async def test_waiting_goes_by_the_tier(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_uses_the_quota_of_the_tier(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("1/minute", tiers={"pro": "2/minute"}), clock=clock)
     start = clock.now_us()
     await done(limiter.wait("ada"))
@@ -110,7 +110,7 @@ async def test_waiting_goes_by_the_tier(flavour: Flavour, clock: FakeClock) -> N
 @pytest.mark.parametrize(
     "make", [fixed_window, sliding_window, sliding_log, token_bucket], ids=lambda m: m.__name__
 )
-async def test_a_hundred_a_second_pass_about_a_hundred_a_second(
+async def test_wait_with_100_per_second_admits_about_100_per_second(
     flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
 ) -> None:
     limiter = flavour(make("100/s"), clock=clock)
@@ -121,7 +121,7 @@ async def test_a_hundred_a_second_pass_about_a_hundred_a_second(
     assert 900 / 102 <= clock.now - start <= 9.2
 
 
-async def test_a_steady_hundred_a_second_comes_every_ten_milliseconds(
+async def test_wait_with_a_burst_of_one_admits_every_ten_milliseconds(
     flavour: Flavour, clock: FakeClock
 ) -> None:
     limiter = flavour(token_bucket("100/s", burst=1), clock=clock)
@@ -135,7 +135,7 @@ async def test_a_steady_hundred_a_second_comes_every_ten_milliseconds(
 # --- First come, first served ----------------------------------------------------------------------------------------
 
 
-async def test_tasks_are_served_in_the_order_in_which_they_came(clock: FakeClock) -> None:
+async def test_tasks_are_served_in_order_of_arrival(clock: FakeClock) -> None:
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     served: list[int] = []
 
@@ -173,7 +173,7 @@ async def test_another_key_does_not_wait_for_this_one() -> None:
     assert await waiting
 
 
-def test_threads_are_served_in_the_order_in_which_they_came() -> None:
+def test_threads_are_served_in_order_of_arrival() -> None:
     clock = Gatekeeper()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
@@ -207,7 +207,7 @@ def until(condition: Callable[[], bool]) -> None:
 # --- Giving up -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_that_would_be_too_long_is_refused_at_once(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_longer_than_the_timeout_is_refused_at_once(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("1/minute"), clock=clock)
     await done(limiter.hit("ada"))
     start = clock.now_us()
@@ -221,7 +221,7 @@ async def test_a_wait_that_would_be_too_long_is_refused_at_once(flavour: Flavour
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 5])
-async def test_a_wait_that_never_ends_is_refused_at_once(
+async def test_endless_wait_is_refused_at_once(
     flavour: Flavour, clock: FakeClock, timeout: float | None
 ) -> None:
     limiter = flavour("0/minute", clock=clock)
@@ -232,7 +232,7 @@ async def test_a_wait_that_never_ends_is_refused_at_once(
 
 
 @pytest.mark.parametrize("timeout", [0, -5])
-async def test_no_time_to_wait_is_enough_if_there_is_room(
+async def test_zero_or_negative_timeout_admits_only_without_waiting(
     flavour: Flavour, clock: FakeClock, timeout: float
 ) -> None:
     limiter = flavour("1/minute", clock=clock)
@@ -242,7 +242,7 @@ async def test_no_time_to_wait_is_enough_if_there_is_room(
 
 
 @pytest.mark.parametrize("timeout", [None, inf, 1e308])
-async def test_an_endless_time_to_wait_is_as_good_as_none_given(
+async def test_infinite_timeout_equals_no_timeout(
     flavour: Flavour, clock: FakeClock, timeout: float | None
 ) -> None:
     limiter = flavour(sliding_log("1/day"), clock=clock)
@@ -253,7 +253,7 @@ async def test_an_endless_time_to_wait_is_as_good_as_none_given(
 
 
 @pytest.mark.parametrize("timeout", [-inf, -1e308])
-async def test_less_than_no_time_to_wait_is_as_good_as_none(
+async def test_very_negative_timeout_equals_a_zero_timeout(
     flavour: Flavour, clock: FakeClock, timeout: float
 ) -> None:
     limiter = flavour("1/minute", clock=clock)
@@ -263,7 +263,7 @@ async def test_less_than_no_time_to_wait_is_as_good_as_none(
 
 
 @pytest.mark.parametrize("timeout", [nan, "5", timedelta(seconds=5)])
-async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour, timeout: Any) -> None:
+async def test_timeout_must_be_a_number(flavour: Flavour, timeout: Any) -> None:
     limiter = flavour("1/minute")
     with pytest.raises(ConfigError, match="timeout= is seconds, or None"):
         await done(limiter.wait("ada", timeout=timeout))
@@ -273,7 +273,7 @@ async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour, ti
 
 @pytest.mark.usefixtures("quick_looks")
 @pytest.mark.parametrize("timeout", [None, inf, 1e9])
-async def test_a_task_behind_others_waits_for_as_long_as_it_takes(timeout: float | None) -> None:
+async def test_task_with_a_long_timeout_waits_behind_others(timeout: float | None) -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
@@ -290,7 +290,7 @@ async def test_a_task_behind_others_waits_for_as_long_as_it_takes(timeout: float
 
 @pytest.mark.usefixtures("quick_looks")
 @pytest.mark.parametrize("timeout", [None, inf, 1e9])
-def test_a_thread_behind_others_waits_for_as_long_as_it_takes(timeout: float | None) -> None:
+def test_thread_with_a_long_timeout_waits_behind_others(timeout: float | None) -> None:
     clock = Gatekeeper()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
@@ -324,7 +324,7 @@ class Looks:
         turns.wake_first = counted
 
 
-async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:
+async def test_task_whose_timeout_is_too_short_is_refused_at_once() -> None:
     """Behind others it cannot be admitted sooner than alone, and alone it would be an hour too late."""
     clock = Gatekeeper()
     limiter = AsyncLimiter("1/day", clock=clock)
@@ -339,7 +339,7 @@ async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:
     assert await first
 
 
-def test_a_thread_that_queues_in_vain_is_told_at_once() -> None:
+def test_thread_whose_timeout_is_too_short_is_refused_at_once() -> None:
     clock = Gatekeeper()
     limiter = Limiter("1/day", clock=clock)
     limiter.hit("ada")
@@ -361,7 +361,7 @@ def test_a_thread_that_queues_in_vain_is_told_at_once() -> None:
     assert queued(limiter) == 0
 
 
-async def test_a_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -> None:
+async def test_task_still_queued_at_its_timeout_is_refused() -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(sliding_log("5/minute"), clock=clock)
     await limiter.hit("ada", 3)
@@ -376,7 +376,7 @@ async def test_a_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -> 
     assert await large
 
 
-def test_a_threads_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -> None:
+def test_thread_still_queued_at_its_timeout_is_refused() -> None:
     clock = Gatekeeper()
     limiter = Limiter(sliding_log("5/minute"), clock=clock)
     limiter.hit("ada", 3)
@@ -394,7 +394,7 @@ def test_a_threads_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -
 # --- Giving places back ----------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_task_gives_its_place_in_the_queue_back() -> None:
+async def test_cancelled_task_leaves_the_queue() -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
@@ -410,7 +410,7 @@ async def test_a_cancelled_task_gives_its_place_in_the_queue_back() -> None:
         assert await tasks[2]
 
 
-async def test_a_task_cancelled_while_it_sleeps_passes_the_turn_on() -> None:
+async def test_task_cancelled_while_sleeping_wakes_the_next_waiter() -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
@@ -428,7 +428,7 @@ async def test_a_task_cancelled_while_it_sleeps_passes_the_turn_on() -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("timeout", [None, 1000])
-async def test_a_cancellation_is_never_swallowed_whenever_it_comes(steps: int, timeout: float | None) -> None:
+async def test_cancellation_at_any_time_is_never_swallowed(steps: int, timeout: float | None) -> None:
     """Also not when it meets the turn that has just been passed on."""
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
@@ -448,7 +448,7 @@ async def test_a_cancellation_is_never_swallowed_whenever_it_comes(steps: int, t
     assert await limiter.wait("ada", timeout=1000)
 
 
-async def test_an_error_gives_the_place_back(flavour: Flavour) -> None:
+async def test_waiter_that_fails_leaves_the_queue(flavour: Flavour) -> None:
     class Broken(FakeClock):
         def sleep(self, seconds: float) -> None:
             raise OSError("no sleep")
@@ -464,7 +464,7 @@ async def test_an_error_gives_the_place_back(flavour: Flavour) -> None:
     assert queued(limiter) == 0
 
 
-def test_an_interrupted_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_thread_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Gatekeeper()
     limiter = Limiter("1/minute", clock=clock)
     limiter.hit("ada")
@@ -484,7 +484,7 @@ def test_an_interrupted_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place() -> None:
+def test_thread_interrupted_while_leaving_still_leaves_the_queue() -> None:
     clock = Gatekeeper()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
@@ -516,7 +516,7 @@ def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place(
     assert queued(limiter) == 0
 
 
-def test_a_signal_handler_that_raises_at_any_moment_leaves_no_place_behind(
+def test_signal_handler_that_raises_at_any_time_leaves_the_queue_empty(
     interruptions: Interruptions,
 ) -> None:
     limiter = Limiter("1000000000/minute")
@@ -551,7 +551,7 @@ def test_a_signal_handler_that_raises_in_one_thread_does_not_stop_another(
 
 
 @pytest.mark.parametrize("event", [Event, AsyncEvent])
-async def test_leaving_in_the_middle_of_another_call_neither_blocks_nor_breaks_the_queue(event: Any) -> None:
+async def test_leave_during_another_call_neither_blocks_nor_corrupts_the_queue(event: Any) -> None:
     """As a coroutine does that the garbage collector closes, in whatever thread and call that happens."""
     turns = FairQueue()
     tickets = [event() for _ in range(4)]
@@ -581,7 +581,7 @@ ORDERS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("event", [Event, AsyncEvent])
-async def test_leaving_compares_a_ticket_with_hardly_any_other(event: Any, order: Callable[..., Any]) -> None:
+async def test_leave_compares_a_ticket_with_few_others(event: Any, order: Callable[..., Any]) -> None:
     """Looking for it among all that wait made 10,000 cancellations 50 million comparisons."""
     comparisons = 0
 
@@ -604,7 +604,7 @@ async def test_leaving_compares_a_ticket_with_hardly_any_other(event: Any, order
     assert turns._queues == {}
 
 
-async def test_thousands_of_cancelled_tasks_leave_no_queue_behind() -> None:
+async def test_thousands_of_cancelled_tasks_leave_the_queue_empty() -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
@@ -623,7 +623,7 @@ async def test_thousands_of_cancelled_tasks_leave_no_queue_behind() -> None:
 # --- Event loops and forks -------------------------------------------------------------------------------------------
 
 
-def test_tasks_of_several_event_loops_wait_for_one_another(clock: FakeClock) -> None:
+def test_tasks_of_several_event_loops_share_one_queue(clock: FakeClock) -> None:
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     served: list[bool] = []
 
@@ -643,7 +643,7 @@ def test_tasks_of_several_event_loops_wait_for_one_another(clock: FakeClock) -> 
     assert queued(limiter) == 0
 
 
-def test_a_loop_that_ended_with_waiters_leaves_no_queue_behind() -> None:
+def test_event_loop_that_ended_with_waiters_leaves_no_queue() -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter("1/minute", clock=clock)
 
@@ -693,7 +693,7 @@ def waiting_in(loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> asynci
     return task
 
 
-def test_a_waiter_of_a_closed_loop_is_passed_over(loops: Loops) -> None:
+def test_waiter_of_a_closed_loop_is_skipped(loops: Loops) -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     open_loop, closed_loop = loops(), loops()
@@ -712,9 +712,7 @@ def test_a_waiter_of_a_closed_loop_is_passed_over(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 5, None])
-def test_who_comes_behind_waiters_of_closed_loops_is_served_at_once(
-    loops: Loops, timeout: float | None
-) -> None:
+def test_waiter_behind_waiters_of_closed_loops_is_served_at_once(loops: Loops, timeout: float | None) -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     closed_loop = loops()
@@ -728,7 +726,7 @@ def test_who_comes_behind_waiters_of_closed_loops_is_served_at_once(
 
 
 @pytest.mark.usefixtures("quick_looks")
-def test_waiters_notice_that_the_loop_of_the_one_in_turn_was_closed(loops: Loops) -> None:
+def test_waiters_notice_that_the_loop_of_the_first_waiter_was_closed(loops: Loops) -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     closed_loop, open_loop = loops(), loops()
@@ -746,7 +744,7 @@ def test_waiters_notice_that_the_loop_of_the_one_in_turn_was_closed(loops: Loops
 
 @pytest.mark.usefixtures("quick_looks")
 @pytest.mark.parametrize("dead", [1, 3])
-def test_waiters_notice_that_a_loop_was_closed_after_it_was_given_the_turn(loops: Loops, dead: int) -> None:
+def test_waiters_notice_that_a_loop_was_closed_after_its_wake_up(loops: Loops, dead: int) -> None:
     clock = Gatekeeper()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     open_loop, closed = loops(), [loops() for _ in range(dead)]
@@ -764,7 +762,7 @@ def test_waiters_notice_that_a_loop_was_closed_after_it_was_given_the_turn(loops
     assert not any(task.done() for task in abandoned)
 
 
-def test_the_turn_cannot_be_given_to_a_closed_loop(loops: Loops) -> None:
+def test_wake_up_of_a_closed_loop_fails(loops: Loops) -> None:
     async def take_a_ticket() -> AsyncEvent:
         return AsyncEvent()
 
@@ -776,9 +774,7 @@ def test_the_turn_cannot_be_given_to_a_closed_loop(loops: Loops) -> None:
     assert not second.set()
 
 
-def test_the_turn_cannot_be_given_to_a_loop_that_is_closed_in_that_moment(
-    loops: Loops, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wake_up_of_a_loop_that_is_just_closing_fails(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
     async def take_a_ticket() -> AsyncEvent:
         return AsyncEvent()
 
@@ -790,7 +786,7 @@ def test_the_turn_cannot_be_given_to_a_loop_that_is_closed_in_that_moment(
         assert not ticket.set()
 
 
-def test_a_child_does_not_queue_behind_the_parents_threads() -> None:
+def test_child_process_does_not_queue_behind_threads_of_its_parent() -> None:
     clock = Gatekeeper()
     limiter = Limiter("1/minute", clock=clock)
     limiter.hit("ada")
@@ -810,7 +806,7 @@ def test_a_child_does_not_queue_behind_the_parents_threads() -> None:
 # --- Whose clock -----------------------------------------------------------------------------------------------------
 
 
-async def test_waiting_goes_by_the_clock_of_a_given_store(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_uses_the_clock_of_a_given_store(flavour: Flavour, clock: FakeClock) -> None:
     """Else a test whose store has the clock would wait for real, and for ever."""
     limiter = flavour(sliding_log("1/day"), name="x", store=MemoryStore(clock=clock))
     start = clock.now_us()
@@ -819,7 +815,7 @@ async def test_waiting_goes_by_the_clock_of_a_given_store(flavour: Flavour, cloc
     assert clock.now_us() - start == 24 * 3_600_000_000
 
 
-def test_waiting_does_not_go_by_a_wall_clock_that_may_be_set(flavour: Flavour) -> None:
+def test_wait_does_not_use_the_wall_clock(flavour: Flavour) -> None:
     with SQLiteStore(":memory:") as store:
         assert isinstance(store.clock, WallClock)
         assert isinstance(flavour("1/day", name="x", store=store)._clock, SteadyClock)

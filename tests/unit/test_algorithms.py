@@ -1,7 +1,7 @@
 """The pure functions, one microsecond before, at and after each edge.
 
-How they answer to whole histories is held against an independent model by the conformance suite, and against the promises
-by `test_promises`; here are the edges, by hand.
+The conformance suite compares whole histories with an independent model, and `test_promises` checks the promises. The
+tests here check the edges with explicit numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def verdict_at(algorithm: Algorithm, state: State | None, at: int, cost: int = 1
     return algorithm.decide(state, T0 + at, cost, BIRTH)[1]
 
 
-# --- What all have in common -----------------------------------------------------------------------------------------
+# --- All algorithms --------------------------------------------------------------------------------------------------
 
 
 @every_algorithm
@@ -191,7 +191,7 @@ def test_a_fixed_window_counts_a_clock_set_back_in_the_later_window() -> None:
     assert after == (BIRTH, T0 // SECOND + 1, 4)
 
 
-def test_a_fixed_window_gives_nothing_back_into_a_later_window() -> None:
+def test_fixed_window_refunds_nothing_into_a_later_window() -> None:
     receipt = FIXED.receipt(None, charged(FIXED, (0, 2)), 2)
     later = charged(FIXED, (0, 2), (SECOND, 2))
     assert FIXED.refund(later, receipt, 2, T0 + SECOND) == later
@@ -247,7 +247,7 @@ def test_a_clock_set_back_counts_in_the_newest_bucket(algorithm: Algorithm) -> N
 
 
 def test_a_clock_set_back_frees_no_units() -> None:
-    """The bucket of time 0 went when that of time 1.5 s came; going back to 0.5 s does not free the newer one."""
+    """The bucket at 1.5 s has replaced the bucket at 0 s; a clock set back to 0.5 s does not free its units."""
     state = charged(LOG, (0, 1), (1_500_000, 3))
     assert len(state) == 3
     assert not verdict_at(LOG, state, 500_000).allowed
@@ -275,7 +275,7 @@ def test_token_bucket_admits_again_after_exactly_one_drained_unit() -> None:
 
 
 def test_a_token_bucket_does_not_drift() -> None:
-    """3 per second, for ever: the third unit of each second comes exactly with the second."""
+    """With 3 per second, the third unit of each second is free exactly at the end of the second."""
     state: State | None = charged(BUCKET, (0, 3))
     at = 0
     for _ in range(3_000):
@@ -313,7 +313,7 @@ def test_token_bucket_keeps_its_remaining_units_when_the_clock_is_set_back() -> 
 
 
 def test_token_bucket_refund_excludes_drained_units() -> None:
-    """Holding 3 of 3 for a third of a second: 1 has drained, which the bucket without the hold could not have used."""
+    """Hold 3 of 3 for a third of a second: 1 unit has drained, and without the hold the bucket could not have used it."""
     state = charged(BUCKET, (0, 3))
     receipt = BUCKET.receipt(None, state, 3)
     assert BUCKET.refund(state, receipt, 3, T0 + 333_334) is None
@@ -350,17 +350,25 @@ def test_overlapping_holds_refund_at_most_the_held_units() -> None:
         1,
         1,
         20,
-    )  # as if only the hit had been
+    )  # as if there had been only the hit
 
 
 def test_hold_refunds_its_remaining_units_after_a_later_hold_was_refunded() -> None:
-    """The total of refunds counts against what was there before the hold, not against the hold itself."""
+    """The total of refunds is subtracted from the level before the hold, not from the hold itself."""
     first, receipt_a = held(None, 0, 10)
     both, receipt_b = held(first, 0, 10)
     hit, _ = TICKS.decide(both, 5, 5, 7)
     state = TICKS.refund(hit, receipt_b, 10, 5)
     assert state == (BIRTH, 10, 5, 10, 1, 1, 20)
-    assert TICKS.refund(state, receipt_a, 10, 5) == (BIRTH, 5, 5, 15, 1, 1, 20)  # as if only the hit had been
+    assert TICKS.refund(state, receipt_a, 10, 5) == (
+        BIRTH,
+        5,
+        5,
+        15,
+        1,
+        1,
+        20,
+    )  # as if there had been only the hit
 
 
 def test_partial_refund_drains_the_kept_units_first() -> None:
@@ -371,7 +379,7 @@ def test_partial_refund_drains_the_kept_units_first() -> None:
 
 
 def test_released_hold_restores_the_previous_state() -> None:
-    """Also its time, so that a clock set back does not find a bucket that has drained until the hold."""
+    """The time is restored too; otherwise, after a clock set back, the bucket would count as drained until the hold."""
     before, _ = held(None, 0, 10)
     outer, receipt_a = held(before, 3, 4)
     inner, receipt_b = held(outer, 5, 2)
@@ -383,7 +391,7 @@ def test_released_hold_restores_the_previous_state() -> None:
 
 
 def test_release_keeps_the_time_of_a_later_charge() -> None:
-    """Else a clock set back would give back the other hold as if nothing of it had drained before the charge."""
+    """Otherwise, after a clock set back, the other hold would be refunded as if it had not drained before the charge."""
     first, receipt_a = held(None, 0, 5)
     both, receipt_b = held(first, 0, 5)
     hit, _ = TICKS.decide(both, 5, 5, 7)
@@ -415,7 +423,7 @@ def test_wait_is_exact_when_the_level_exceeds_the_burst_of_another_tier() -> Non
 
 
 def test_level_too_large_for_a_new_shape_drains_in_the_old_shape() -> None:
-    """Cut off at what can be counted, callers could get rid of what they owe by changing between quotas."""
+    """If the level were cut off at the largest number, callers could lose their debt by changing between quotas."""
     old, new = TokenBucket("x", 10, 1, 1, 1), TokenBucket("x", 4, 1_000, 1_000_000, 1)
     owed = MAX_UNITS // 1_000
     state = old.record(None, 100, owed, BIRTH)
@@ -440,7 +448,7 @@ def test_state_drained_in_its_shape_is_fresh_in_every_shape() -> None:
 
 
 def test_changed_shape_ends_earlier_holds() -> None:
-    """A level that was converted may have drained at another rate: it no longer says what of it was whose."""
+    """A converted level may have drained at another rate, so the share of each hold is unknown."""
     large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 60, 5, 1, 1)
     state, _ = large.decide(None, 0, 50, BIRTH)
     assert state is not None
@@ -486,7 +494,7 @@ def test_several_rules_are_all_charged_or_none() -> None:
     same, verdicts = decide_all(rules, states, T0, (2, 2, 2), BIRTH)
     assert same is states
     assert [verdict.allowed for verdict in verdicts] == [True, False, True]
-    assert [verdict.remaining for verdict in verdicts] == [3, 1, 3]  # what is left without this call
+    assert [verdict.remaining for verdict in verdicts] == [3, 1, 3]  # remaining units without this call
 
 
 def test_several_rules_with_zero_cost_write_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A wrong argument is the same error, whatever the limiter, its rules and the operation; and nothing is counted."""
+"""An invalid argument raises the same error in every limiter and operation, and nothing is counted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def good_key(shape: str) -> Any:
 
 
 async def errors_of(limiter: AnyLimiter, *args: Any, **kwargs: Any) -> set[tuple[type, str]]:
-    """Return the errors of all operations that charge or look, and see that nothing is counted."""
+    """Return the errors of all operations that charge or check, and assert that nothing is counted."""
     errors = set()
     for call in (limiter.hit, limiter.check, limiter.record, limiter.hold):
         with pytest.raises((ConfigError, TypeError)) as caught:
@@ -165,6 +165,6 @@ async def test_unknown_argument_is_a_type_error(limiter: AnyLimiter, good_key: A
 
 
 async def test_valid_arguments_are_accepted(limiter: AnyLimiter, good_key: Any) -> None:
-    """Or else the tests above would prove nothing."""
+    """Otherwise the tests above would prove nothing."""
     assert await done(limiter.hit(good_key, 1, tier="pro", now=1_000.0))
     assert len(limiter.store) > 0  # type: ignore[arg-type]  # a memory store

@@ -1,4 +1,4 @@
-"""Answers that are still to be awaited: coroutines in all but their truth value, which is an error."""
+"""Answers of an async limiter before they are awaited: they behave like coroutines, but their truth value is an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limiter(clock: FakeClock) -> AsyncLimiter:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Collect the warnings of a block, also those that come when objects are gone."""
+    """Collect the warnings of a block, including warnings of collected objects."""
     messages: list[str] = []
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -44,7 +44,7 @@ def warned() -> Iterator[list[str]]:
         messages += [str(warning.message) for warning in found]
 
 
-# --- Forgotten ---------------------------------------------------------------------------------------------------------
+# --- Without await -----------------------------------------------------------------------------------------------------
 
 
 @each_ask
@@ -89,7 +89,7 @@ async def test_an_answer_can_be_closed(limiter: AsyncLimiter, ask: Ask) -> None:
     assert (await limiter.check("ada", 0)).remaining == 3
 
 
-# --- Awaited -----------------------------------------------------------------------------------------------------------
+# --- With await --------------------------------------------------------------------------------------------------------
 
 
 async def in_group(answer: Any) -> Any:
@@ -166,7 +166,7 @@ async def test_answer_can_be_awaited_only_once(limiter: AsyncLimiter, ask: Ask) 
 
 @each_ask
 async def test_an_answer_can_be_awaited_while_python_is_traced(limiter: AsyncLimiter, ask: Ask) -> None:
-    """A debugger: Python then takes the result another way."""
+    """With a trace function, for example of a debugger, Python returns the result through another code path."""
 
     def trace(*event: object) -> Any:
         return trace
@@ -198,7 +198,7 @@ async def test_stop_iteration_inside_a_call_becomes_a_runtime_error(way: Callabl
 
 
 async def test_answers_leak_no_references(limiter: AsyncLimiter) -> None:
-    key = f"ada {id(limiter)}"  # not one that Python keeps for itself
+    key = f"ada {id(limiter)}"  # not an interned string
 
     async def ask_in_all_ways() -> int:
         for way in WAYS.values():

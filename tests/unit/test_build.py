@@ -1,4 +1,4 @@
-"""The two builds of the core: compiled where it can be, plain Python everywhere."""
+"""The two builds of the core: compiled where possible, plain Python everywhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ interpreters.run_string(interpreters.create(), SHOW)
     sys.version_info[:2] == (3, 12), reason="a second interpreter of 3.12 cannot import its own zoneinfo"
 )
 def test_subinterpreter_uses_plain_python() -> None:
-    """What Cython compiles can be loaded by one of them only."""
+    """Only one interpreter of a process can load a module that Cython has compiled."""
     first, second = run(IN_TWO_INTERPRETERS.format(show=SHOW)).splitlines()
     assert second.startswith("in plain Python")
     assert (first == second) is not build.is_compiled()
@@ -87,7 +87,7 @@ def test_all_core_modules_come_from_one_build() -> None:
 
 
 def test_only_wheels_are_compiled() -> None:
-    """An sdist with files that are compiled for one machine would be none."""
+    """An sdist must not contain files that are compiled for one machine."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert "hooks" not in build
     assert [name for name, target in build["targets"].items() if "hooks" in target] == ["wheel"]
@@ -95,7 +95,7 @@ def test_only_wheels_are_compiled() -> None:
 
 @pytest.mark.parametrize("module", COMPILED)
 def test_compiled_files_are_not_older_than_their_source(module: str) -> None:
-    """Else the tests would run on a core that is no longer there; `make setup` compiles it anew."""
+    """Otherwise the tests would run on an outdated core; `make setup` compiles it again."""
     found = compiled_file(module)
     if found is not None:
         source = SOURCES.parent.joinpath(*module.split("."))

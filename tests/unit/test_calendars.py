@@ -1,4 +1,4 @@
-"""Windows of a calendar: their edges in time zones whose clocks are changed, and what is no time zone."""
+"""Calendar windows: their edges in time zones with clock changes, and invalid time zones."""
 
 from __future__ import annotations
 

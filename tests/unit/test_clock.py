@@ -26,7 +26,7 @@ from headgate.testing import FakeClock
 
 @given(st.integers(0, 2**53 - 1))
 def test_microseconds_survive_conversion_to_seconds_and_back(microseconds: int) -> None:
-    """Up to the year 2255: beyond 2^52 the seconds of a double are too coarse, by half a microsecond at most."""
+    """Up to the year 2255: above 2^52, seconds as a double have an error of half a microsecond at most."""
     assert abs(to_microseconds(microseconds / 1_000_000) - microseconds) <= (microseconds > 2**52)
 
 
@@ -81,12 +81,12 @@ def test_both_real_clocks_return_the_time_since_the_epoch() -> None:
     before = time.time_ns() // 1000
     readings = [WallClock().now_us(), SteadyClock().now_us()]
     after = time.time_ns() // 1000
-    # The steady one: to the millisecond.
+    # The steady clock is exact to the millisecond.
     assert all(before - 1_001 <= reading <= after + 1 for reading in readings)
 
 
 async def test_both_real_clocks_sleep() -> None:
-    """For no time at all: what counts is that they do it the way their caller waits."""
+    """Sleep for 0 seconds: the test checks only that threads block and tasks await."""
     for clock in (WallClock(), SteadyClock()):
         clock.sleep(0)
         await clock.asleep(0)
@@ -137,7 +137,7 @@ MADE_WITH_A_CLOCK: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("clock", [time.time, FakeClock, 0, "now", MemoryStore()], ids=repr)
 @pytest.mark.parametrize("make", MADE_WITH_A_CLOCK.values(), ids=MADE_WITH_A_CLOCK.keys())
 def test_invalid_clock_is_refused_by_the_constructor(make: Callable[..., Any], clock: Any) -> None:
-    """Also what is false, as an empty memory store is."""
+    """Also an object with a false truth value, like an empty memory store."""
     with pytest.raises(
         ConfigError, match=r"clock= is an object .* like headgate.testing.FakeClock\(\), not "
     ) as caught:

@@ -1,4 +1,4 @@
-"""Costs by unit: what each rule is charged, and what is nonsense."""
+"""Costs by unit: the charge of each rule, and invalid costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions: which rule binds, what people read, and that they travel well."""
+"""Decisions: the rule that binds, texts for people, copies and pickles."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_raise_if_denied_returns_an_admission_and_raises_a_refusal() -> None:
     assert caught.value.decision is refused
 
 
-# --- What people read ------------------------------------------------------------------------------------------------
+# --- Texts for people ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_decision_can_be_copied_and_pickled(decision: Decision) -> None:
 
 
 def test_fast_path_and_general_path_return_equal_decisions(clock: FakeClock) -> None:
-    """The quick way through the memory store builds the tuple itself."""
+    """The fast path of the memory store builds the tuple itself."""
     quick, general = Limiter("2/minute", clock=clock), Limiter("2/minute", clock=clock)
     for _ in range(3):
         one, other = quick.hit("ada"), general.hit("ada", now=clock.now)

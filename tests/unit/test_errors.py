@@ -1,4 +1,4 @@
-"""Errors: one family, that travels between processes."""
+"""Errors: one base class, and they can be pickled."""
 
 from __future__ import annotations
 

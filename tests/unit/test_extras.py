@@ -1,4 +1,4 @@
-"""What is said when an extra is not installed."""
+"""Messages for an extra that is not installed."""
 
 from __future__ import annotations
 

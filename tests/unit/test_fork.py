@@ -1,4 +1,4 @@
-"""What `headgate._fork` does around a fork, for the objects that it watches."""
+"""Hooks that `headgate._fork` calls before and after a fork."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.unit.processes import Interruptions, forking, in_child
 
 pytestmark = forking
 
-PATIENCE = 30  # seconds after which a test that hangs is called a failure
+PATIENCE = 30  # seconds after which a test that hangs fails
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch no objects but those of the test."""
+def isolated_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch only the objects of the test."""
     monkeypatch.setattr(_fork, "_watched", type(_fork._watched)())
 
 
 class Watched:
-    """Writes down which of its hooks were called."""
+    """Records which of its hooks were called."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self.name = name
@@ -65,13 +65,13 @@ class Guarded:
 
 @pytest.fixture
 def ignored(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """The exceptions that the interpreter could only report."""
+    """The exceptions that reached no caller and were reported by the interpreter."""
     errors: list[BaseException] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: errors.append(raised.exc_value))
     return errors
 
 
-# --- Who is called ---------------------------------------------------------------------------------------------------
+# --- Calls of hooks --------------------------------------------------------------------------------------------------
 
 
 def test_hooks_are_called_in_order_before_and_in_reverse_after_a_fork() -> None:
@@ -215,8 +215,8 @@ from pathlib import Path
 def interrupt(*_):
     raise InterruptedError
 
-# What is registered first is called last before the fork. The signal is not sent by Python code, so it is handled by the
-# first Python code after the fork. That must be ours: the module alone is loaded, ahead of those that headgate imports.
+# The first registered function is called last before the fork. The signal is not sent by Python code, so the first Python
+# code after the fork handles it. This must be our hook, so the module is loaded alone, before other imports of headgate.
 os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
 
 assert "logging" not in sys.modules
@@ -258,7 +258,7 @@ def test_signal_handler_that_raises_during_a_fork_skips_no_hook() -> None:
 def test_signal_handler_that_raises_at_any_time_skips_no_hook(
     interruptions: Interruptions, ignored: list[BaseException]
 ) -> None:
-    """Called as the interpreter does: what one of them raises is reported, and the next one is called."""
+    """Call the hooks like the interpreter: an error in one of them is reported, and the next one is called."""
     held: set[int] = set()
 
     class Holding:
@@ -285,11 +285,11 @@ def test_signal_handler_that_raises_at_any_time_skips_no_hook(
     assert len(objects) == 20
 
 
-# --- Forks at awkward moments ----------------------------------------------------------------------------------------
+# --- Forks during other calls ----------------------------------------------------------------------------------------
 
 
 def test_fork_during_a_registration_calls_all_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal handler or a `__del__` may do."""
+    """A signal handler or a `__del__` method may fork at this point."""
     calls: list[str] = []
     first = Watched("first", calls)
     results: list[bool] = []
@@ -308,14 +308,14 @@ def test_fork_during_a_registration_calls_all_hooks(monkeypatch: pytest.MonkeyPa
 
 
 def as_parent(*_: object) -> None:
-    """Call the hooks as the interpreter does for a fork, on the side of the parent."""
+    """Call the hooks like the interpreter does for a fork, in the parent."""
     _fork._before()
     _fork._after_in_parent()
     _fork._after_in_parent()
 
 
 def as_child(*_: object) -> None:
-    """As `as_parent`, on the side of the child."""
+    """Call the hooks like the interpreter does for a fork, in the child."""
     _fork._before()
     _fork._after_in_child()
     _fork._after_in_child()
@@ -424,7 +424,7 @@ def test_concurrent_forks_and_registrations_leave_no_lock_held(hasty_threads: No
     assert not any(guarded.lock.locked() for guarded in objects)
 
 
-# --- Where it is used ------------------------------------------------------------------------------------------------
+# --- Users of the hooks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [MemoryStore, lambda: SQLiteStore(":memory:")], ids=["memory", "sqlite"])

@@ -1,4 +1,4 @@
-"""The decorator."""
+"""The decorator `guard`."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ async def test_guard_without_parentheses_needs_no_key_for_a_shared_rule(
 
 
 def test_lambda_instead_of_a_function_is_an_error() -> None:
-    """It would be guarded, and the function that it decorates would not."""
+    """Otherwise the lambda would be guarded, and the decorated function would not."""
     for limiter in (Limiter("5/minute"), AsyncLimiter("5/minute")):
         with pytest.raises(ConfigError, match=r"write @limiter\.guard\(key=lambda …\)"):
             limiter.guard(lambda user: user)  # type: ignore[call-overload]

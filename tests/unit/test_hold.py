@@ -1,4 +1,4 @@
-"""Holds: taken, settled at their true cost or released, once."""
+"""Holds: taken, then settled at their actual cost or released, once."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_settle_with_an_invalid_time_leaves_the_hold_open(flavour: Flavour
 async def test_hold_with_an_explicit_time_is_settled_at_that_time(
     flavour: Flavour, make: Callable[..., Rule]
 ) -> None:
-    """The store's own time, decades later, would find everything expired, or record units there."""
+    """At the time of the store, decades later, everything would be expired, or units would be recorded there."""
     limiter = flavour(make("5/minute"))
     await done(limiter.hit("ada", 2, now=1000.0))
     with pytest.raises(ZeroDivisionError):
@@ -264,7 +264,7 @@ async def test_repr_of_a_hold_shows_its_status(flavour: Flavour, clock: FakeCloc
 
 
 def test_concurrent_releases_of_one_hold_refund_once(hasty_threads: None, clock: FakeClock) -> None:
-    """A watchdog and a worker may both think that it is theirs to release."""
+    """A watchdog and a worker may both try to release it."""
     limiter = Limiter("1000000/minute", clock=clock)
     limiter.record("ada", 1_000)
     for _ in range(60):

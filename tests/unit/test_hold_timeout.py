@@ -1,4 +1,4 @@
-"""`hold` with a time-out, and `wait` for `concurrent` rules: first come, first served, woken by a release."""
+"""`hold` with a timeout, and `wait` for `concurrent` rules: a release wakes the waiters in order of arrival."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_timeout_behind_other_waiters_raises() -> None:
 
 @pytest.mark.parametrize("steps", range(1, 13))
 async def test_cancelled_waiter_holds_nothing_and_lets_the_next_one_pass(steps: int) -> None:
-    """Whenever the cancellation comes, also together with the release."""
+    """At any time of the cancellation, also at the same time as the release."""
     limiter = AsyncLimiter(places())
     first = await limiter.hold("gpt")
     cancelled, last = (asyncio.create_task(done(limiter.hold("gpt", timeout=PATIENCE))) for _ in range(2))

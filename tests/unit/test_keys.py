@@ -1,4 +1,4 @@
-"""Keys: who is limited, and what that is called in a store."""
+"""Keys of limiters, and their names in a store."""
 
 from __future__ import annotations
 

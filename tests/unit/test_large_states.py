@@ -37,7 +37,7 @@ MOST = (sliding_log("1000/minute", tiers={"pro": "1000/minute"}), sliding_window
 
 @pytest.fixture(params=["sqlite", "redis", "postgres"])
 def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyShared]:
-    """Return a shared store; nothing listens where the network stores are."""
+    """Return a shared store; no server listens at the addresses of the network stores."""
     stores = {
         "sqlite": lambda: SQLiteStore(tmp_path / "limits.db"),
         "redis": lambda: RedisStore("redis://localhost:1"),

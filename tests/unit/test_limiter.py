@@ -1,4 +1,4 @@
-"""Limiters of both kinds: what users call."""
+"""The public methods of `Limiter` and `AsyncLimiter`."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ async def test_without_rules_everything_is_admitted_and_nothing_counted(flavour:
     assert len(store) == 0
 
 
-# --- What a limiter is made of ---------------------------------------------------------------------------------------
+# --- Constructor -----------------------------------------------------------------------------------------------------
 
 
 def test_a_limiter_on_a_given_store_needs_a_name(flavour: Flavour) -> None:

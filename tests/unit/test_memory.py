@@ -1,4 +1,4 @@
-"""The memory store: bounded, never forgetting a live key, whatever forks and whatever the time is called."""
+"""The memory store: it is bounded, keeps live keys, and survives forks and clock changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.unit.processes import (
     SECONDS_TO_LIVE,
     Interrupted,
     Interruptions,
-    came_out_right,
+    all_succeeded,
     forking,
     in_child,
     interrupt_until,
@@ -65,7 +65,7 @@ def limited(
     return Limiter(rule, name=name, store=store), store
 
 
-# --- As the pure functions say ---------------------------------------------------------------------------------------
+# --- Comparison with the pure functions ------------------------------------------------------------------------------
 
 SHAPES = {
     "fixed": [fixed_window("7/second", tiers={"pro": "9/second", "none": "0/second"})],
@@ -149,7 +149,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("shape", EXTREMES)
 def test_largest_numbers_are_counted_like_in_the_pure_functions(shape: str, clock: FakeClock) -> None:
-    """Products of these pass 2^63; the times are those of the years 1970 to 2255."""
+    """Products of these numbers exceed 2^63; the times are in the years 1970 to 2255."""
     rules = rules_from(EXTREMES[shape])
     pair: list[Gate] = [store(clock=clock).bind("x", rules) for store in (ReferenceStore, MemoryStore)]
     dice, now = random.Random(shape), 0
@@ -277,7 +277,7 @@ def test_new_keys_of_a_full_store_share_one_quota(make: Make, clock: FakeClock) 
 
 @every_kind
 def test_overflow_key_is_used_until_it_is_fresh(make: Make, clock: FakeClock) -> None:
-    """Room alone does not end it: who was counted there would have a second quota of its own."""
+    """Free room alone does not end the overflow: a key that was counted there would get a second quota."""
     limiter, store = limited(make("3/minute"), clock, max_keys=2)
     limiter.hit("ada")
     limiter.hit("eve")
@@ -304,7 +304,7 @@ def test_a_key_counted_in_overflow_never_has_twice_its_quota(make: Make, clock: 
         if limiter.hit("bob"):
             times.append(clock.now_us())
         clock.advance(1.7)
-    # What these two admit around an edge, or with their burst.
+    # These two kinds admit more around an edge, or with their burst.
     most = 6 if make in (fixed_window, token_bucket) else 3
     for start in times:
         assert sum(start <= time < start + 60_000_000 for time in times) <= most
@@ -360,7 +360,7 @@ def test_a_store_without_room_for_a_key_is_refused(wrong: Any) -> None:
         MemoryStore(max_keys=wrong)
 
 
-# --- Forgetting ------------------------------------------------------------------------------------------------------
+# --- Removal of keys -------------------------------------------------------------------------------------------------
 
 
 @every_kind
@@ -420,7 +420,7 @@ def test_state_with_an_explicit_time_is_kept_one_more_hour_of_store_time(
 
 @every_kind
 def test_key_used_with_store_time_and_explicit_time_is_kept(make: Make, clock: FakeClock) -> None:
-    """Mixing them on one key is asking for trouble, but a live key must not be forgotten for it."""
+    """Mixing both on one key is not recommended, but a live key must not be removed."""
     limiter, _ = limited(make("2/minute"), clock, max_keys=100_000)
     limiter.hit("ada", 1, now=clock.now)
     clock.advance(3_659)
@@ -465,7 +465,7 @@ def test_guarantees_of_the_store() -> None:
     assert "each process counts separately" in guarantees.may_lose
 
 
-# --- Whose state is whose --------------------------------------------------------------------------------------------
+# --- Separate and shared states --------------------------------------------------------------------------------------
 
 
 def test_only_limiters_with_the_same_name_share_states(clock: FakeClock) -> None:
@@ -487,7 +487,7 @@ def test_sync_and_async_limiters_share_states(clock: FakeClock) -> None:
     assert not limiter.hit("ada")
 
 
-# --- What a log keeps, and what a clock says -------------------------------------------------------------------------
+# --- Entries of a log, and invalid clocks ----------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -508,8 +508,8 @@ def test_released_holds_do_not_grow_a_log(clock: FakeClock) -> None:
     assert limiter.check("ada", 0).remaining == 9
 
 
-class Saying(SteadyClock):
-    """A clock that says whatever it is told to."""
+class FixedTimeClock(SteadyClock):
+    """A clock that returns a given value, valid or not."""
 
     def __init__(self, time: Any) -> None:
         super().__init__()
@@ -523,9 +523,9 @@ class Saying(SteadyClock):
 @pytest.mark.parametrize("time", [-1, -(2**62), 2**53, 2**63 - 1, 2**63, 2**70, 1.5, 1.7e15, None, "noon"])
 @pytest.mark.parametrize("store", [None, "given"])
 def test_invalid_time_from_a_clock_is_an_error(make: Make, time: Any, store: str | None) -> None:
-    """Counted with it, numbers could pass 2^63, and keys meet that have nothing to do with each other."""
+    """With such a time, numbers could exceed 2^63, and unrelated keys could collide."""
     on = {} if store is None else {"name": "x", "store": MemoryStore()}
-    limiter = Limiter(make("2/s"), clock=Saying(time), **on)  # type: ignore[arg-type]
+    limiter = Limiter(make("2/s"), clock=FixedTimeClock(time), **on)  # type: ignore[arg-type]
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
         with pytest.raises(ConfigError, match="clock"):
             call("ada")
@@ -534,12 +534,12 @@ def test_invalid_time_from_a_clock_is_an_error(make: Make, time: Any, store: str
 @every_kind
 @pytest.mark.parametrize("time", [0, 2**53 - 1])
 def test_smallest_and_largest_times_are_valid(make: Make, time: int) -> None:
-    limiter = Limiter(make("2/s"), clock=Saying(time))
+    limiter = Limiter(make("2/s"), clock=FixedTimeClock(time))
     assert [limiter.hit(key).allowed for key in "aaabbb"] == [True, True, False] * 2
 
 
 def test_gate_refuses_none_as_a_request() -> None:
-    """Compiled code would read it as a request, and take the interpreter with it."""
+    """Compiled code would use `None` as a request, and crash the interpreter."""
     gate = MemoryStore().bind("x", rules_from(["2/s"]))
     with pytest.raises((TypeError, AttributeError)):
         gate.decide(None)  # type: ignore[arg-type]
@@ -549,7 +549,7 @@ def test_gate_refuses_none_as_a_request() -> None:
     "function", [Limiter.hit, AsyncLimiter.check, Decision.raise_if_denied, MemoryGate.decide]
 )
 def test_method_called_without_an_instance_raises(function: Any) -> None:
-    """`Limiter.hit("ada")`, without a limiter: compiled code would read the key as one, and crash."""
+    """`Limiter.hit("ada")`, without a limiter: compiled code would use the key as the limiter, and crash."""
     with pytest.raises((TypeError, AttributeError)):
         function("ada")
 
@@ -568,7 +568,7 @@ def test_limiter_supports_multiple_inheritance() -> None:
 
 
 def test_limiter_can_be_created_while_a_full_store_searches_expired_keys(clock: FakeClock) -> None:
-    """Here by the clock that it reads on the way; in plain Python, another thread may do so at any time."""
+    """Here the clock creates them during the search; in plain Python, another thread may do so at any time."""
 
     class Making(FakeClock):
         made = 0
@@ -601,7 +601,7 @@ def test_fork_while_other_threads_call_leaves_no_lock_held(hasty_threads: None) 
     limiter, stop = Limiter("1000000/minute"), threading.Event()
 
     def work() -> None:
-        # Else the lock is taken again before anybody else gets it, least of all a fork.
+        # Otherwise this thread takes the lock again before another thread or a fork gets it.
         while not stop.wait(0.000_1):
             for _ in range(20):
                 limiter.hold("ada").release()
@@ -619,7 +619,7 @@ def test_fork_while_other_threads_call_leaves_no_lock_held(hasty_threads: None) 
 
 
 def test_both_processes_work_after_a_fork_during_a_call() -> None:
-    """As in a signal handler: the thread that forks is inside a call, and goes on with it in both processes."""
+    """Like in a signal handler: the thread that forks is inside a call, and continues it in both processes."""
 
     class ForkingClock(SteadyClock):
         child: int | None = None
@@ -630,7 +630,7 @@ def test_both_processes_work_after_a_fork_during_a_call() -> None:
                 self.child = os.fork()
                 try:
                     limiter.hit("ada")
-                except StoreUnavailable:  # in both: the call is under way
+                except StoreUnavailable:  # in both processes, during the call
                     self.refused = True
             return super().now_us()
 
@@ -648,13 +648,13 @@ def test_both_processes_work_after_a_fork_during_a_call() -> None:
             )
         )
     assert clock.child is not None
-    assert came_out_right(clock.child)
+    assert all_succeeded(clock.child)
     assert (clock.refused, admitted) == (True, 1)
     assert limiter.hit("ada").remaining == 0
 
 
 def test_both_processes_work_after_a_fork_in_a_signal_handler() -> None:
-    """The hooks take the lock that the call under the handler waits for; in the child, too, that call has to get it."""
+    """The hooks take the lock that the interrupted call waits for; this call must get it in the child, too."""
     inside, may_go_on = threading.Event(), threading.Event()
     calling, children = list[int](), list[int]()
 
@@ -662,7 +662,9 @@ def test_both_processes_work_after_a_fork_in_a_signal_handler() -> None:
         def now_us(self) -> int:
             if threading.current_thread() is slow:
                 inside.set()
-                while not calling:  # and then it waits, for else this thread would not run
+                while (
+                    not calling
+                ):  # after the loop the main thread waits, otherwise this thread would not run
                     pass
                 interrupt_until(may_go_on, calling[0])
             return super().now_us()
@@ -688,7 +690,7 @@ def test_both_processes_work_after_a_fork_in_a_signal_handler() -> None:
         signal.signal(signal.SIGUSR1, usual)
     if not children[0]:
         run_and_exit(lambda: remaining == 3 and limiter.hit("ada").remaining == 2)
-    assert came_out_right(children[0])
+    assert all_succeeded(children[0])
     assert remaining == 3
     assert limiter.hit("ada").remaining == 2
 
@@ -696,7 +698,7 @@ def test_both_processes_work_after_a_fork_in_a_signal_handler() -> None:
 def test_child_process_works_after_an_unprepared_fork(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    """A signal handler may raise ahead of the first line of `before_fork`; and an earlier fork came inside a call."""
+    """A signal handler may raise before the first line of `before_fork`; and an earlier fork happened inside a call."""
     limiter = Limiter("3/minute", clock=clock)
     store = limiter.store
     assert isinstance(store, MemoryStore)
@@ -706,19 +708,19 @@ def test_child_process_works_after_an_unprepared_fork(
 
 
 def test_child_process_uses_different_births() -> None:
-    """A receipt of the parent's must not fit a state that the child has made anew, nor the other way round."""
+    """A receipt of the parent must not match a new state of the child, nor the other way round."""
     store = MemoryStore()
     before = store._counters.births
     assert in_child(lambda: abs(store._counters.births - before) > 1_000)
 
 
-# --- Calls from inside a call ----------------------------------------------------------------------------------------
+# --- Reentrant calls -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", ["bucket", "four"])
 @pytest.mark.parametrize("call", ["hit", "check", "hold", "record", "reset"])
 def test_reentrant_call_is_refused_and_changes_nothing(shape: str, call: str) -> None:
-    """A signal handler, a `__del__` or a weak reference's callback may run anywhere, on the thread that is inside."""
+    """A signal handler, a `__del__` or a weak reference callback may run at any point of a call, in the same thread."""
 
     class Reentering(SteadyClock):
         armed = False
@@ -770,7 +772,7 @@ def test_other_threads_wait_for_the_current_call() -> None:
 def test_exception_from_a_signal_handler_leaves_no_lock_held(
     make: Make, interruptions: Interruptions
 ) -> None:
-    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards."""
+    """Like Ctrl-C in a notebook, or the soft timeout of a worker: the limiter must still work afterwards."""
     store = MemoryStore()
     limiter = Limiter(make("1000000/hour"), name="x", store=store)
     for _ in interruptions(lambda: limiter.hit("ada")):
@@ -781,7 +783,7 @@ def test_exception_from_a_signal_handler_leaves_no_lock_held(
 def test_exception_from_a_signal_handler_with_busy_threads_leaves_no_lock_held(
     interruptions: Interruptions,
 ) -> None:
-    """Of a clock that is written in Python, threads take turns in the middle of calls, and then wait for each other."""
+    """With a clock written in Python, threads switch in the middle of calls, and then wait for each other."""
 
     class Slow(SteadyClock):
         def now_us(self) -> int:
@@ -809,7 +811,7 @@ def test_exception_from_a_signal_handler_with_busy_threads_leaves_no_lock_held(
 
 
 class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]
-    """A signal comes right after a call has taken it; the test itself takes it without blocking."""
+    """A lock that is interrupted by a signal right after a call has taken it; the test itself takes it without blocking."""
 
     def acquire(self, blocking: bool = True) -> bool:
         taken: bool = super().acquire(blocking)
@@ -846,7 +848,7 @@ def is_free(lock: Any) -> bool:
 
 
 def test_interrupted_call_never_frees_charged_units(interruptions: Interruptions) -> None:
-    """New buckets come every few hits, so that adding one to a state is interrupted too."""
+    """Every few hits add a new bucket, so that this step is interrupted too."""
     limiter = Limiter(
         fixed_window("1000000000/day"),
         sliding_window("1000000000/day", buckets=100_000),
@@ -906,7 +908,7 @@ def test_window_keeps_its_buckets_after_a_memory_error() -> None:
 
 
 def test_interrupted_call_keeps_the_key_count_correct(interruptions: Interruptions) -> None:
-    """Keys come and expire all the time; whatever is interrupted, the store knows how many it keeps."""
+    """Keys are added and expire all the time; after any interruption, the store still knows their number."""
     now = 0
     store = MemoryStore(max_keys=100, clock=SteadyClock(lambda: now))
     limiter = Limiter("5/ms", name="x", store=store)
@@ -920,18 +922,18 @@ def test_interrupted_call_keeps_the_key_count_correct(interruptions: Interruptio
     for _ in interruptions(hit):
         assert len(store) <= 100
     now += 1_000_000_000
-    for number in range(100):  # each drops two of those that were there
+    for number in range(100):  # each hit removes two expired keys
         limiter.hit(f"later {number}")
     assert len(store) == 100
     assert limiter.check("one more", 0).remaining != 0
 
 
-# --- Answers to be awaited -------------------------------------------------------------------------------------------
+# --- Async answers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["by the store itself", "through hooks"])
 async def test_a_task_of_an_answer_can_be_described(hooked: bool, clock: FakeClock) -> None:
-    """As asyncio does in its log, and `asyncio.run` on its way out; since Python 3.12 that asks for a truth value."""
+    """asyncio prints tasks in its log and at the end of `asyncio.run`; since Python 3.12 this tests the truth value."""
     limiter = AsyncLimiter("3/minute", clock=clock, hooks=[Hook()] if hooked else [])
     tasks = [asyncio.create_task(answer) for answer in (limiter.hit("ada"), limiter.check("ada"))]
     assert all("Task" in repr(task) for task in tasks)

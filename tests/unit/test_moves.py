@@ -1,4 +1,4 @@
-"""Holds that are confirmed or renewed: what a caller sees of it, in threads and tasks."""
+"""`confirm` and `renew` of holds, in threads and tasks."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ async def test_confirm_above_the_capacity_leaves_the_hold_open(flavour: Flavour,
     assert await done(hold.release()) == 0
 
 
-class Down:
-    """A gate that fails every other time."""
+class FailingMoves:
+    """A gate that raises for every move of a hold."""
 
     def __init__(self, gate: Any) -> None:
         self.gate = gate
@@ -108,7 +108,7 @@ class Down:
 
 def test_confirm_with_an_unknown_outcome_is_not_retried() -> None:
     limiter = Limiter(sliding_log("5/minute"), name="moves", store=ReferenceStore(clock=FakeClock()))
-    gate = Down(limiter.gate)
+    gate = FailingMoves(limiter.gate)
     limiter.gate = gate  # type: ignore[assignment]
     hold = limiter.hold("a", 2)
     with pytest.raises(StoreUnavailable):
@@ -172,7 +172,7 @@ async def test_a_guarded_call_holds_its_place_while_it_runs(flavour: Flavour, st
 
 
 class Notes(Hook):
-    """Writes down what it hears."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any]] = []
@@ -226,7 +226,7 @@ def test_refused_move_reports_the_current_state() -> None:
 
 
 def test_units_of_another_shape_are_not_moved() -> None:
-    """The two drain at different rates, so no one could say how long to wait for both."""
+    """The two shapes drain at different rates, so the wait for both cannot be computed."""
     fast, slow = TokenBucket("x", 10, 2, 1, 1), TokenBucket("x", 10, 1, 1, 1)
     held, _ = fast.decide(None, 0, 8, 1)
     assert held is not None
@@ -245,7 +245,7 @@ def test_units_do_not_move_back_when_the_clock_is_set_back() -> None:
 
 
 def test_wait_of_a_refused_move_is_that_of_the_current_bucket() -> None:
-    """Ten held and ten hit at 0, five more at 5: what drains from 5 on is what would be given back."""
+    """Ten held and ten hit at 0, five more hit at 5: the units that drain after 5 are the units of the hold."""
     bucket = TokenBucket("x", 20, 1, 1, 1)
     held, _ = bucket.decide(None, 0, 10, 1)
     assert held is not None
@@ -278,7 +278,7 @@ def test_places_are_found_by_number_and_sorted_by_end_time() -> None:
 
 
 def test_lease_never_starts_before_the_newest_lease() -> None:
-    """By a clock that went back and has caught up, it would be too short."""
+    """Otherwise it would be too short when the clock was set back and has caught up."""
     rule = Concurrent("x", 5, 60)
     state, _ = rule.decide(None, 100, 1, 7)
     assert rule.decide(state, 40, 1, 8)[0] == (7, 100, 160, 7, 1, 160, 8, 1)

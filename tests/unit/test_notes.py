@@ -1,4 +1,4 @@
-"""Notes in memory and in SQLite: how much room they take, and what a full store says."""
+"""Notes in memory and in SQLite: their number, their removal and the error of a full store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_stores_report_that_they_keep_notes() -> None:
 
 @pytest.mark.parametrize("name", ["", "8:headgate", "t", "5:login18:rulealice", "\ud800", "x" * 200])
 def test_names_of_states_and_notes_never_collide(name: str) -> None:
-    """After the namespace, a state's name goes on with a length and a note's with a letter."""
+    """After the namespace, the name of a state continues with a length, and the name of a note with a letter."""
     found = note_key("headgate", name)
     assert found.startswith(b"8:headgatenote:")
     prefix = storage_prefix("headgate", "ote:", sliding_window("5/minute", name="n"))
@@ -80,7 +80,7 @@ async def test_full_store_refuses_new_notes_and_keeps_live_notes() -> None:
 async def test_replaced_note_is_kept_after_its_first_expiry() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
-    for number in range(5):  # more than are dropped at once
+    for number in range(5):  # more than one call removes
         await store.note(f"early {number}", "text", 1)
     await store.note("a", "first", 2)
     clock.advance(2)
@@ -141,7 +141,7 @@ def test_notes_work_after_a_fork_with_a_busy_thread() -> None:
 
 
 def _run(store: MemoryStore) -> str:
-    """Keep a note without an event loop: that of a parent must not be run in its child, and none of this ever waits."""
+    """Keep a note without an event loop: a child must not run the loop of its parent, and the coroutine never waits."""
     try:
         store.note("a", "text", 60).send(None)
     except StopIteration as stop:

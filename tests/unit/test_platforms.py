@@ -106,7 +106,7 @@ def test_library_works_without_posix(work: str, tmp_path: Path) -> None:
 
 
 def run(program: str, folder: Path) -> None:
-    """Run a program in a process of its own."""
+    """Run a program in a separate process."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, str(folder)],
         stdin=subprocess.DEVNULL,

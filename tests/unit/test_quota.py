@@ -1,4 +1,4 @@
-"""Quotas: the text that people write, and what they are told when it is wrong."""
+"""Quotas as text, and messages for invalid text."""
 
 from __future__ import annotations
 

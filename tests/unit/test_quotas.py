@@ -1,4 +1,4 @@
-"""Quotas that come with a call, or from a function of key and tier."""
+"""Quotas as an argument of a call, or from a function of key and tier."""
 
 from __future__ import annotations
 

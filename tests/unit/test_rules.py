@@ -1,4 +1,4 @@
-"""Rules: names, scopes, tiers, and whose state is whose."""
+"""Rules: names, scopes, tiers and state identities."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_a_changed_kind_period_name_or_grid_is_a_new_state() -> None:
 
 
 def test_names_cannot_make_two_identities_equal() -> None:
-    """A name may contain whatever an identity is made of."""
+    """A name may contain the separators of an identity."""
     window = sliding_window("5/minute", name="x")
     odd = fixed_window("5/minute", name=window.identity.split("/", 2)[2])
     assert odd.identity != window.identity
 
 
-# --- What cannot work ------------------------------------------------------------------------------------------------
+# --- Invalid rules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_rule_must_be_text_or_a_rule(wrong: Any) -> None:
         Limiter(wrong)
 
 
-# --- Rules made ready ------------------------------------------------------------------------------------------------
+# --- Conversion to algorithms ----------------------------------------------------------------------------------------
 
 
 def test_rules_are_converted_to_algorithms_with_whole_numbers() -> None:
@@ -314,7 +314,7 @@ def test_token_bucket_above_the_exact_range_is_refused_at_creation() -> None:
 
 
 def test_tiers_with_incompatible_bursts_are_refused_at_creation() -> None:
-    """10 million do not fit into 2^53 parts of 2400001/hour: cut off there, they would be given away."""
+    """10 million units do not fit into 2^53 parts of 2400001/hour: cut off there, callers would get units for free."""
     Limiter(token_bucket("2400000/hour", tiers={"pro": "10000000/hour"}))
     for quota, tier in (("2400001/hour", "10000000/hour"), ("10000000/hour", "2400001/hour")):
         with pytest.raises(

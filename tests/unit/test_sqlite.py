@@ -1,4 +1,4 @@
-"""The SQLite store: where it lives, who shares it, what it forgets, and what it says when something is wrong."""
+"""The SQLite store: its file, shared use, removal of rows, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.processes import (
     SECONDS_TO_LIVE,
-    came_out_right,
+    all_succeeded,
     fork,
     forking,
     in_child,
@@ -63,7 +63,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def counted(path: Path) -> dict[bytes, tuple[int, ...]]:
-    """Return what stands in the file."""
+    """Return the states in the file."""
     connection = sqlite3.connect(path)
     try:
         return {
@@ -74,7 +74,7 @@ def counted(path: Path) -> dict[bytes, tuple[int, ...]]:
         connection.close()
 
 
-# --- Where it lives --------------------------------------------------------------------------------------------------
+# --- File ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_guarantees_of_the_store(path: Path) -> None:
     assert "nothing when a process dies" in guarantees.may_lose
 
 
-# --- Who shares it ---------------------------------------------------------------------------------------------------
+# --- Shared use ------------------------------------------------------------------------------------------------------
 
 
 def test_counts_survive_a_restart(path: Path, clock: FakeClock) -> None:
@@ -200,7 +200,7 @@ def test_changed_limit_keeps_the_counts(path: Path, clock: FakeClock) -> None:
 
 
 def test_processes_can_open_a_new_file_at_the_same_time(path: Path) -> None:
-    """Switching a new file to WAL does not wait for others who do the same, whatever the busy time-out says."""
+    """Switching a new file to WAL ignores the busy timeout: it does not wait for processes that do the same."""
     for attempt in range(3):
         file = path.with_name(f"{attempt}.db")
         start_r, start_w = os.pipe()
@@ -212,12 +212,12 @@ def test_processes_can_open_a_new_file_at_the_same_time(path: Path) -> None:
 
         children = [fork(work) for _ in range(6)]
         os.write(start_w, b"go" * 6)
-        assert came_out_right(*children)
+        assert all_succeeded(*children)
         os.close(start_r)
         os.close(start_w)
 
 
-# --- What it forgets -------------------------------------------------------------------------------------------------
+# --- Removal of rows -------------------------------------------------------------------------------------------------
 
 
 def test_fresh_rows_are_removed_during_use(path: Path, clock: FakeClock) -> None:
@@ -230,7 +230,7 @@ def test_fresh_rows_are_removed_during_use(path: Path, clock: FakeClock) -> None
 
 
 def test_record_with_a_zero_limit_leaves_no_row(path: Path, clock: FakeClock) -> None:
-    """No bucket, so nothing that could ever drain away."""
+    """There is no bucket, so nothing could ever drain."""
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter(token_bucket("0/minute"), name="x", store=store)
         limiter.record("ada", 5)
@@ -280,12 +280,12 @@ def test_state_with_an_explicit_time_is_kept_one_more_hour_of_store_time(
         assert limiter.hit("ada", now=60.0)
 
 
-# --- Several at once, and what goes wrong -----------------------------------------------------------------------------
+# --- Concurrent use, and errors ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def writer(path: Path) -> Iterator[sqlite3.Connection]:
-    """Somebody else who is writing to the file all the time."""
+    """Another connection that keeps a write transaction open."""
     with SQLiteStore(path):
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -446,7 +446,7 @@ def test_killed_process_leaves_only_complete_calls(path: Path) -> None:
         assert hour.limit - hour.remaining >= 60
 
 
-# Interrupts calls of every kind at whatever point they have reached, and looks after each whether anything was left behind.
+# Interrupts calls of every kind at any point, and checks after each that no lock or transaction is left.
 INTERRUPTED = """
 import random, signal, sys, threading
 from itertools import count
@@ -505,7 +505,7 @@ print(*(result.remaining for decision in (before, after) for result in decision.
 
 
 def test_exception_from_a_signal_handler_leaves_no_lock_or_transaction_open(path: Path) -> None:
-    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards.
+    """Like Ctrl-C in a notebook, or the soft timeout of a worker: the limiter must still work afterwards.
 
     Every call counts in both rules or in none, so they agree in the end.
     """
@@ -518,7 +518,7 @@ def test_exception_from_a_signal_handler_leaves_no_lock_or_transaction_open(path
 
 
 class InterruptingClock(FakeClock):
-    """Does something when it is read, which is in the middle of a call."""
+    """Runs a function when it is read, in the middle of a call."""
 
     interrupt: Callable[[], object] | None = None
 
@@ -548,7 +548,7 @@ def by_finalizer(work: Callable[[], object]) -> None:
 def test_reentrant_call_is_refused_at_once(
     path: Path, interrupt: Callable[[Callable[[], object]], None], outer: str
 ) -> None:
-    """To wait for the call that it interrupts would be for ever, and to count between two steps of it would be wrong."""
+    """Waiting for the interrupted call would never end, and counting between two of its steps would be wrong."""
     clock = InterruptingClock()
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter("5/minute", name="x", store=store)
@@ -640,7 +640,7 @@ def test_child_process_continues_counting_in_the_file_of_its_parent(path: Path) 
 
 
 def test_child_process_never_uses_the_connection_of_its_parent(path: Path) -> None:
-    """SQLite forbids it: the child would take the parent's locks for its own, and drop them when it closes."""
+    """SQLite forbids it: the child would treat the locks of the parent as its locks, and drop them when it closes."""
     with SQLiteStore(path) as store:
         parents = store._connection
         limiter = Limiter("4/hour", name="x", store=store)
@@ -665,7 +665,7 @@ def test_fork_while_other_threads_write_leaves_no_lock_held(path: Path, hasty_th
         limiter, stop = Limiter("1000000/hour", name="x", store=store), threading.Event()
 
         def work() -> None:
-            while not stop.wait(0.000_1):  # else the lock is taken again before anybody else gets it
+            while not stop.wait(0.000_1):  # otherwise this thread takes the lock again before others get it
                 for _ in range(5):
                     limiter.hit("ada")
 
@@ -684,9 +684,9 @@ def test_both_processes_work_after_a_fork_in_a_signal_handler(path: Path) -> Non
     inside, may_go_on = threading.Event(), threading.Event()
     calling, children = list[int](), list[int]()
 
-    def hold_up(connection: sqlite3.Connection) -> None:
+    def block(connection: sqlite3.Connection) -> None:
         inside.set()
-        while not calling:  # and then it waits, for else this thread would not run
+        while not calling:  # after the loop the main thread waits, otherwise this thread would not run
             pass
         interrupt_until(may_go_on, calling[0])
 
@@ -702,13 +702,13 @@ def test_both_processes_work_after_a_fork_in_a_signal_handler(path: Path) -> Non
     try:
         with SQLiteStore(path) as store, untraced():
             limiter = Limiter("5/hour", name="x", store=store)
-            threading.Thread(target=store.transact, args=(hold_up,), kwargs={"write": False}).start()
+            threading.Thread(target=store.transact, args=(block,), kwargs={"write": False}).start()
             inside.wait(60)
             calling.append(threading.get_ident())
             admitted = limiter.hit("ada").allowed
             if not children[0]:
                 run_and_exit(lambda: admitted and limiter.hit("ada").allowed)
-            assert came_out_right(children[0])
+            assert all_succeeded(children[0])
             assert admitted
             assert limiter.check("ada", 0).remaining == 2
     finally:
@@ -730,7 +730,7 @@ def test_close_in_the_child_process_does_not_affect_the_parent(path: Path) -> No
 
 
 def test_parent_and_child_never_mix_up_their_states(path: Path, clock: FakeClock) -> None:
-    """Counting on from where they parted, both would give the same birth to two states of a key."""
+    """If both continued to count births after the fork, two states of a key would get the same birth."""
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter("5/minute", name="x", store=store)
         limiter.hit("bob")
@@ -744,7 +744,7 @@ def test_parent_and_child_never_mix_up_their_states(path: Path, clock: FakeClock
         hold = limiter.hold("ada")
         limiter.reset("ada")
         os.write(reset_w, b"!")
-        assert came_out_right(child)
+        assert all_succeeded(child)
         hold.release()
         assert limiter.check("ada", 0).remaining == 4, "the child's unit is not the parent's to give back"
         os.close(reset_r)

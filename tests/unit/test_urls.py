@@ -1,4 +1,4 @@
-"""URLs whose password a parser would take for something else, and print."""
+"""URLs with an ambiguous password, which a parser could treat as another part of the URL, and print."""
 
 from __future__ import annotations
 

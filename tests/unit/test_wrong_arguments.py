@@ -1,6 +1,6 @@
-"""What a store, a hook or a helper is made of is checked when it is made: a wrong argument is an error that names it."""
+"""Constructors of stores, hooks and helpers check their arguments: the error names the invalid argument."""
 
-# Wrong types are what this is about.
+# These tests pass wrong types on purpose.
 # mypy: disable-error-code="arg-type"
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock for the quick way through the memory store."""
+"""A clock for the fast path of the memory store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from headgate.testing import FakeClock
 
 
 def steady(clock: FakeClock) -> SteadyClock:
-    """Return a clock that shows what a fake one does, from now on, and of the kind that never goes back.
+    """Return a steady clock that follows a fake clock from now on.
 
-    On any other kind a token bucket is decided the general way.
+    With any other kind of clock, a token bucket is decided by the general path.
     """
     start = clock.now_us()
     made = SteadyClock(lambda: (clock.now_us() - start) * 1000)

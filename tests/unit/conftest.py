@@ -1,4 +1,4 @@
-"""What the tests of the core share."""
+"""Fixtures shared by the tests of the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.processes import Interrupted, Interruptions, interrupts
 
 @pytest.fixture
 def clock() -> FakeClock:
-    """A clock that stands still."""
+    """A fake clock; it moves only when a test advances it."""
     return FakeClock()
 
 
@@ -27,7 +27,7 @@ def flavour(request: pytest.FixtureRequest) -> type[Limiter] | type[AsyncLimiter
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Let threads take turns as often as the interpreter can, so that races show."""
+    """Switch threads as often as the interpreter can, to make races visible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -38,7 +38,7 @@ def hasty_threads() -> Iterator[None]:
 
 @pytest.fixture
 def interruptions() -> Iterator[Interruptions]:
-    """A function that calls another until a signal interrupts it; again and again, and says so each time."""
+    """A generator function: calls a function until a signal interrupts it, yields, and repeats this."""
     with interrupts() as interrupt_after:
 
         def interrupted(function: Callable[[], object]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Calling a limiter of either kind from one test, which is a coroutine."""
+"""Helpers that call a `Limiter` or an `AsyncLimiter` from the same coroutine test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AnyHold = Hold | AsyncHold
 
 
 async def done(result: Any) -> Any:
-    """Return the result of a call, waiting for it if it is a coroutine's or a hold that is taken when awaited."""
+    """Return the result of a call; await it if it is awaitable."""
     return await result if inspect.isawaitable(result) else result
 
 

@@ -1,4 +1,4 @@
-"""Forks and signals, for tests of what they do to a limiter."""
+"""Helpers for tests that fork or send signals while a limiter works."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 SECONDS_TO_LIVE = 30
 
 forking = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-"""Marks tests that fork: Python 3.12 warns of forks beside threads, and that is what they are about."""
+"""Marks tests that fork: they ignore the warning of Python 3.12 about forks in a process with threads."""
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Leave a block out of what measures coverage: that has locks of its own, which no fork or signal may come across."""
+    """Disable coverage tracing in a block: the tracer has its own locks, and a fork or signal could leave them locked."""
     tracing = sys.gettrace()
     sys.settrace(None)
     try:
@@ -31,7 +31,7 @@ def untraced() -> Iterator[None]:
 
 
 def fork(work: Callable[[], bool]) -> int:
-    """Do the work in a child, which is killed if it hangs, and return its process id."""
+    """Do the work in a child process, which is killed if it hangs, and return its process id."""
     with untraced() if threading.active_count() > 1 else nullcontext():
         child = os.fork()
         if child == 0:
@@ -50,15 +50,15 @@ def run_and_exit(work: Callable[[], bool]) -> NoReturn:
         os._exit(0 if right else 1)
 
 
-def came_out_right(*children: int) -> bool:
-    """Wait for all children and return whether the work of each came out right."""
+def all_succeeded(*children: int) -> bool:
+    """Wait for all child processes and return whether each of them succeeded."""
     statuses = [os.waitpid(child, 0)[1] for child in children]
     return all(os.waitstatus_to_exitcode(status) == 0 for status in statuses)
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """Return whether the work came out right in a child."""
-    return came_out_right(fork(work))
+    """Do the work in a child process and return whether it succeeded."""
+    return all_succeeded(fork(work))
 
 
 def interrupt_until(event: threading.Event, thread: int) -> None:
@@ -71,34 +71,34 @@ def interrupt_until(event: threading.Event, thread: int) -> None:
 
 
 class Interrupted(Exception):
-    """What a signal handler raised, in the middle of whatever was going on."""
+    """Raised by the signal handler at any point of the code under test."""
 
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[float], None]]:
-    """A function that interrupts this thread after so many seconds; after 0, not any more."""
+    """A function that interrupts this thread after the given number of seconds; 0 cancels the interruption."""
 
     def interrupt_after(seconds: float) -> None:
-        # Once more after a second: what is raised in a finalizer is lost, and CPython 3.11 may not notice a signal until
-        # the next one comes.
+        # Repeat after a second: an exception in a finalizer is lost, and CPython 3.11 may not notice a signal until the
+        # next one arrives.
         signal.setitimer(signal.ITIMER_REAL, seconds, 1)
 
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    def mention(lost: Any) -> None:
-        # In a finalizer or a callback, such as that of hypothesis for the collector, it reaches no caller: that is how
-        # the interpreter works, and no failure of this test.
+    def report_unless_interrupted(lost: Any) -> None:
+        # An exception in a finalizer or a callback (hypothesis has one for the garbage collector) reaches no caller.
+        # The interpreter works like this, so the test does not fail.
         if not isinstance(lost.exc_value, Interrupted):
             usual(lost)
 
-    gc.collect()  # what other tests have left would be finalized meanwhile
+    gc.collect()  # otherwise, objects of earlier tests are finalized during this test
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
-    usual, sys.unraisablehook = sys.unraisablehook, mention
+    usual, sys.unraisablehook = sys.unraisablehook, report_unless_interrupted
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        # A tracer, such as that of coverage, opens gaps for signals where the interpreter alone has none.
+        # A tracer, for example of coverage, handles signals at points where the interpreter alone does not.
         with untraced():
             yield interrupt_after
     finally:
@@ -109,4 +109,4 @@ def interrupts() -> Iterator[Callable[[float], None]]:
 
 
 Interruptions = Callable[[Callable[[], object]], Iterator[None]]
-"""The fixture `interruptions`: calls a function until a signal interrupts it, again and again."""
+"""Type of the fixture `interruptions`, which repeatedly calls a function until a signal interrupts it."""

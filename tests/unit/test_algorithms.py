@@ -1,7 +1,7 @@
 """The pure functions, one microsecond before, at and after each edge.
 
-How they answer to whole histories is held against an independent model by the conformance suite, and against the promises
-by `test_promises`; here are the edges, by hand.
+The conformance suite compares whole histories with an independent model, and `test_promises` checks the promises. The
+tests here check the edges with explicit numbers.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def verdict_at(algorithm: Algorithm, state: State | None, at: int, cost: int = 1
     return algorithm.decide(state, T0 + at, cost, BIRTH)[1]
 
 
-# --- What all have in common -----------------------------------------------------------------------------------------
+# --- All algorithms --------------------------------------------------------------------------------------------------
 
 
 @every_algorithm
-def test_a_fresh_key_has_everything_and_nothing_to_wait_for(algorithm: Algorithm) -> None:
+def test_fresh_key_has_the_full_limit_and_no_wait(algorithm: Algorithm) -> None:
     assert algorithm.decide(None, T0, 0, BIRTH) == (None, Verdict(True, 3, 3, None, 0))
     assert algorithm.capacity == 3
 
@@ -62,7 +62,7 @@ def test_exactly_the_limit_is_admitted_at_once_or_one_by_one(algorithm: Algorith
 
 
 @every_algorithm
-def test_a_refusal_and_a_cost_of_nothing_return_the_very_same_state(algorithm: Algorithm) -> None:
+def test_refusal_and_zero_cost_return_the_same_state_object(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 3))
     for cost in (0, 1):
         assert algorithm.decide(state, T0, cost, BIRTH)[0] is state
@@ -71,7 +71,7 @@ def test_a_refusal_and_a_cost_of_nothing_return_the_very_same_state(algorithm: A
 
 
 @every_algorithm
-def test_a_refused_cost_that_would_fit_in_part_takes_no_part(algorithm: Algorithm) -> None:
+def test_a_refused_cost_is_not_charged_partially(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 2))
     after, verdict = algorithm.decide(state, T0, 2, BIRTH)
     assert after is state
@@ -80,7 +80,7 @@ def test_a_refused_cost_that_would_fit_in_part_takes_no_part(algorithm: Algorith
 
 
 @every_algorithm
-def test_a_state_is_fresh_from_its_time_on_and_not_a_microsecond_earlier(algorithm: Algorithm) -> None:
+def test_state_becomes_fresh_exactly_at_fresh_at(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 1), (150_000, 1))
     fresh_at = algorithm.fresh_at(state)
     assert algorithm.decide(state, fresh_at, 0, BIRTH)[1] == Verdict(True, 3, 3, None, 0)
@@ -89,7 +89,7 @@ def test_a_state_is_fresh_from_its_time_on_and_not_a_microsecond_earlier(algorit
 
 
 @every_algorithm
-def test_a_new_state_gets_the_birth_and_a_living_one_keeps_its_own(algorithm: Algorithm) -> None:
+def test_new_state_gets_a_new_birth_and_live_state_keeps_its_birth(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 1))
     assert state[0] == BIRTH
     kept = algorithm.decide(state, T0, 1, 99)[0]
@@ -102,7 +102,7 @@ def test_a_new_state_gets_the_birth_and_a_living_one_keeps_its_own(algorithm: Al
 
 
 @every_algorithm
-def test_recording_goes_beyond_the_limit_and_the_wait_stays_honest(algorithm: Algorithm) -> None:
+def test_record_above_the_limit_keeps_retry_after_exact(algorithm: Algorithm) -> None:
     state = algorithm.record(None, T0, 7, BIRTH)
     verdict = verdict_at(algorithm, state, 0)
     assert (verdict.allowed, verdict.remaining) == (False, 0)
@@ -112,7 +112,7 @@ def test_recording_goes_beyond_the_limit_and_the_wait_stays_honest(algorithm: Al
 
 
 @every_algorithm
-def test_a_lowered_limit_keeps_the_wait_honest(algorithm: Algorithm) -> None:
+def test_lowered_limit_keeps_retry_after_exact(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 2), (300_000, 1))
     lower = Quota(1, SECOND)
     lowered = {
@@ -130,7 +130,7 @@ def test_a_lowered_limit_keeps_the_wait_honest(algorithm: Algorithm) -> None:
 
 
 @every_algorithm
-def test_a_limit_of_nothing_refuses_for_ever_but_admits_a_cost_of_nothing(algorithm: Algorithm) -> None:
+def test_zero_limit_admits_only_zero_cost(algorithm: Algorithm) -> None:
     none = {
         FIXED: algorithm_for(fixed_window("0/second")),
         STRICT: algorithm_for(sliding_window("0/second")),
@@ -145,7 +145,7 @@ def test_a_limit_of_nothing_refuses_for_ever_but_admits_a_cost_of_nothing(algori
 
 
 @every_algorithm
-def test_a_refund_ends_where_it_no_longer_belongs(algorithm: Algorithm) -> None:
+def test_refund_changes_only_the_state_of_its_hold(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 2))
     receipt = algorithm.receipt(None, state, 2)
     assert algorithm.refund(None, receipt, 2, T0) is None
@@ -191,7 +191,7 @@ def test_a_fixed_window_counts_a_clock_set_back_in_the_later_window() -> None:
     assert after == (BIRTH, T0 // SECOND + 1, 4)
 
 
-def test_a_fixed_window_gives_nothing_back_into_a_later_window() -> None:
+def test_fixed_window_refunds_nothing_into_a_later_window() -> None:
     receipt = FIXED.receipt(None, charged(FIXED, (0, 2)), 2)
     later = charged(FIXED, (0, 2), (SECOND, 2))
     assert FIXED.refund(later, receipt, 2, T0 + SECOND) == later
@@ -213,22 +213,20 @@ def test_a_fixed_window_gives_nothing_back_into_a_later_window() -> None:
         (LOG, 99_999, 1_099_999),
     ],
 )
-def test_a_unit_counts_to_the_end_of_its_bucket_s_life(
-    algorithm: Algorithm, charged_at: int, free_at: int
-) -> None:
+def test_unit_counts_until_its_bucket_expires(algorithm: Algorithm, charged_at: int, free_at: int) -> None:
     state = charged(algorithm, (charged_at, 3))
     assert verdict_at(algorithm, state, free_at - 1) == Verdict(False, 3, 0, 1, 1)
     assert verdict_at(algorithm, state, free_at).remaining == 2
     assert verdict_at(algorithm, state, free_at).allowed
 
 
-def test_the_wait_is_for_as_many_buckets_as_are_needed() -> None:
+def test_wait_lasts_until_enough_buckets_expire() -> None:
     state = charged(LOG, (0, 1), (10, 1), (20, 1))
     waits = [verdict_at(LOG, state, 30, cost).retry_after_us for cost in (1, 2, 3)]
     assert waits == [SECOND - 30, SECOND - 20, SECOND - 10]
 
 
-def test_uneven_buckets_are_rounded_up() -> None:
+def test_bucket_width_is_rounded_up() -> None:
     """10 per second in 60 buckets: 16,667 us each, so that 60 of them are not shorter than the period."""
     algorithm = algorithm_for(sliding_window("10/s"))
     start = -(T0 % 16_667)  # of a bucket, relative to T0
@@ -248,8 +246,8 @@ def test_a_clock_set_back_counts_in_the_newest_bucket(algorithm: Algorithm) -> N
     assert refused.retry_after_us == algorithm.fresh_at(state) - T0
 
 
-def test_a_clock_set_back_revives_nothing() -> None:
-    """The bucket of time 0 went when that of time 1.5 s came; going back to 0.5 s does not free the newer one."""
+def test_a_clock_set_back_frees_no_units() -> None:
+    """The bucket at 1.5 s has replaced the bucket at 0 s; a clock set back to 0.5 s does not free its units."""
     state = charged(LOG, (0, 1), (1_500_000, 3))
     assert len(state) == 3
     assert not verdict_at(LOG, state, 500_000).allowed
@@ -257,7 +255,7 @@ def test_a_clock_set_back_revives_nothing() -> None:
     assert verdict_at(LOG, state, 2_500_000).allowed
 
 
-def test_a_refund_goes_out_of_the_bucket_it_went_into() -> None:
+def test_refund_is_taken_from_the_bucket_that_was_charged() -> None:
     first = charged(LOG, (0, 1))
     held = charged(LOG, (0, 1), (10, 2))
     receipt = LOG.receipt(first, held, 2)
@@ -269,7 +267,7 @@ def test_a_refund_goes_out_of_the_bucket_it_went_into() -> None:
 # --- Token bucket ----------------------------------------------------------------------------------------------------
 
 
-def test_a_token_bucket_gives_a_unit_when_it_has_drained_to_the_last_part() -> None:
+def test_token_bucket_admits_again_after_exactly_one_drained_unit() -> None:
     state = charged(BUCKET, (0, 3))
     assert verdict_at(BUCKET, state, 0) == Verdict(False, 3, 0, 333_334, SECOND)
     assert verdict_at(BUCKET, state, 333_333) == Verdict(False, 3, 0, 1, 666_667)
@@ -277,7 +275,7 @@ def test_a_token_bucket_gives_a_unit_when_it_has_drained_to_the_last_part() -> N
 
 
 def test_a_token_bucket_does_not_drift() -> None:
-    """3 per second, for ever: the third unit of each second comes exactly with the second."""
+    """With 3 per second, the third unit of each second is free exactly at the end of the second."""
     state: State | None = charged(BUCKET, (0, 3))
     at = 0
     for _ in range(3_000):
@@ -299,14 +297,14 @@ def test_a_slow_token_bucket_counts_in_milliseconds() -> None:
     assert verdict_at(slow, state, int(half)).allowed
 
 
-def test_a_token_bucket_with_a_clock_set_back_drains_nothing() -> None:
+def test_token_bucket_does_not_drain_when_the_clock_is_set_back() -> None:
     state = charged(BUCKET, (SECOND, 3))
     for back in (1, SECOND, 1000 * SECOND):
         verdict = verdict_at(BUCKET, state, SECOND - back)
         assert verdict == Verdict(False, 3, 0, 333_334 + back, SECOND + back)
 
 
-def test_a_token_bucket_with_a_clock_set_back_still_has_what_was_left() -> None:
+def test_token_bucket_keeps_its_remaining_units_when_the_clock_is_set_back() -> None:
     state = charged(BUCKET, (SECOND, 1))
     for back in (1, SECOND, 1000 * SECOND):
         after, verdict = BUCKET.decide(state, T0 + SECOND - back, 2, BIRTH)
@@ -314,8 +312,8 @@ def test_a_token_bucket_with_a_clock_set_back_still_has_what_was_left() -> None:
         assert after == charged(BUCKET, (SECOND, 3))
 
 
-def test_a_token_bucket_refund_leaves_what_has_drained_meanwhile() -> None:
-    """Holding 3 of 3 for a third of a second: 1 has drained, which the bucket without the hold could not have used."""
+def test_token_bucket_refund_excludes_drained_units() -> None:
+    """Hold 3 of 3 for a third of a second: 1 unit has drained, and without the hold the bucket could not have used it."""
     state = charged(BUCKET, (0, 3))
     receipt = BUCKET.receipt(None, state, 3)
     assert BUCKET.refund(state, receipt, 3, T0 + 333_334) is None
@@ -336,7 +334,7 @@ def held(state: State | None, now: int, cost: int) -> tuple[State, Receipt]:
     return after, TICKS.receipt(state, after, cost)
 
 
-def test_overlapping_holds_give_back_no_more_than_was_taken() -> None:
+def test_overlapping_holds_refund_at_most_the_held_units() -> None:
     """Two holds of 10 at once, burst 20, one unit a tick; release one, wait 5, hit 10, release the other."""
     first, receipt_a = held(None, 0, 10)
     both, receipt_b = held(first, 0, 10)
@@ -352,28 +350,36 @@ def test_overlapping_holds_give_back_no_more_than_was_taken() -> None:
         1,
         1,
         20,
-    )  # as if only the hit had been
+    )  # as if there had been only the hit
 
 
-def test_a_hold_still_gives_back_what_is_left_of_it_after_a_later_one_has() -> None:
-    """The total of refunds counts against what was there before the hold, not against the hold itself."""
+def test_hold_refunds_its_remaining_units_after_a_later_hold_was_refunded() -> None:
+    """The total of refunds is subtracted from the level before the hold, not from the hold itself."""
     first, receipt_a = held(None, 0, 10)
     both, receipt_b = held(first, 0, 10)
     hit, _ = TICKS.decide(both, 5, 5, 7)
     state = TICKS.refund(hit, receipt_b, 10, 5)
     assert state == (BIRTH, 10, 5, 10, 1, 1, 20)
-    assert TICKS.refund(state, receipt_a, 10, 5) == (BIRTH, 5, 5, 15, 1, 1, 20)  # as if only the hit had been
+    assert TICKS.refund(state, receipt_a, 10, 5) == (
+        BIRTH,
+        5,
+        5,
+        15,
+        1,
+        1,
+        20,
+    )  # as if there had been only the hit
 
 
-def test_a_refund_of_a_part_leaves_the_rest_charged_first() -> None:
+def test_partial_refund_drains_the_kept_units_first() -> None:
     state, receipt = held(None, 0, 10)
     assert TICKS.refund(state, receipt, 7, 5) is None  # 3 stayed, and have drained within 5 ticks
     # 6 stayed, of which 5 have drained. The time is still that of the charge, so that a clock set back gains nothing.
     assert TICKS.refund(state, receipt, 4, 5) == (BIRTH, 6, 0, 4, 1, 1, 20)
 
 
-def test_a_released_hold_leaves_the_very_state_before_it() -> None:
-    """Also its time, so that a clock set back does not find a bucket that has drained until the hold."""
+def test_released_hold_restores_the_previous_state() -> None:
+    """The time is restored too; otherwise, after a clock set back, the bucket would count as drained until the hold."""
     before, _ = held(None, 0, 10)
     outer, receipt_a = held(before, 3, 4)
     inner, receipt_b = held(outer, 5, 2)
@@ -384,8 +390,8 @@ def test_a_released_hold_leaves_the_very_state_before_it() -> None:
     assert TICKS.refund(outer, receipt_a, 4, 10) is None
 
 
-def test_a_release_does_not_put_the_time_back_below_a_charge_that_still_counts() -> None:
-    """Else a clock set back would give back the other hold as if nothing of it had drained before the charge."""
+def test_release_keeps_the_time_of_a_later_charge() -> None:
+    """Otherwise, after a clock set back, the other hold would be refunded as if it had not drained before the charge."""
     first, receipt_a = held(None, 0, 5)
     both, receipt_b = held(first, 0, 5)
     hit, _ = TICKS.decide(both, 5, 5, 7)
@@ -395,7 +401,7 @@ def test_a_release_does_not_put_the_time_back_below_a_charge_that_still_counts()
     assert TICKS.decide(state, 5, 0, 7)[1].remaining == 15
 
 
-def test_a_changed_shape_converts_against_the_caller_and_keeps_what_is_owed() -> None:
+def test_changed_shape_rounds_the_level_up_and_keeps_debt() -> None:
     old, new = TokenBucket("x", 10, 1, 3, 1), TokenBucket("x", 4, 1, 2, 1)
     state = (BIRTH, 4, 100, 0, 1, 3, 10)  # 4/3 of a unit
     assert new.record(state, 100, 0, 7) == (7, 3, 100, 0, 1, 2, 4)  # 3/2 of a unit, not 2.67/2
@@ -403,7 +409,7 @@ def test_a_changed_shape_converts_against_the_caller_and_keeps_what_is_owed() ->
     assert new.record(full, 100, 0, 7) == (7, 20, 100, 0, 1, 2, 4)  # 10 units, 6 beyond the burst
 
 
-def test_a_level_above_the_burst_of_another_tier_is_waited_for_to_the_microsecond() -> None:
+def test_wait_is_exact_when_the_level_exceeds_the_burst_of_another_tier() -> None:
     large, small = TokenBucket("x", 200, 1, 1, 1), TokenBucket("x", 20, 1, 3, 1)
     state, _ = large.decide(None, 100, 200, BIRTH)
     # 200 units are 600 parts here, and 57 may stay; but all is gone in 200 ticks in the shape that it was taken in.
@@ -416,8 +422,8 @@ def test_a_level_above_the_burst_of_another_tier_is_waited_for_to_the_microsecon
     assert fast.decide(state, 152, 1, 7)[1].allowed
 
 
-def test_a_level_that_cannot_be_counted_in_another_shape_is_owed_until_it_has_drained_in_its_own() -> None:
-    """Cut off at what can be counted, callers could get rid of what they owe by changing between quotas."""
+def test_level_too_large_for_a_new_shape_drains_in_the_old_shape() -> None:
+    """If the level were cut off at the largest number, callers could lose their debt by changing between quotas."""
     old, new = TokenBucket("x", 10, 1, 1, 1), TokenBucket("x", 4, 1_000, 1_000_000, 1)
     owed = MAX_UNITS // 1_000
     state = old.record(None, 100, owed, BIRTH)
@@ -432,7 +438,7 @@ def test_a_level_that_cannot_be_counted_in_another_shape_is_owed_until_it_has_dr
     assert new.decide(state, 100 + owed, 4, 7)[1].allowed
 
 
-def test_a_state_that_has_drained_in_its_own_shape_is_fresh_in_every_shape() -> None:
+def test_state_drained_in_its_shape_is_fresh_in_every_shape() -> None:
     fast, slow = TokenBucket("x", 10, 10, 1, 1), TokenBucket("x", 10, 1, 10, 1)
     state, _ = fast.decide(None, 0, 10, BIRTH)
     assert state is not None
@@ -441,8 +447,8 @@ def test_a_state_that_has_drained_in_its_own_shape_is_fresh_in_every_shape() -> 
     assert slow.decide(state, 1, 1, 7)[1].remaining == 9
 
 
-def test_a_changed_shape_ends_the_holds_from_before_it() -> None:
-    """A level that was converted may have drained at another rate: it no longer says what of it was whose."""
+def test_changed_shape_ends_earlier_holds() -> None:
+    """A converted level may have drained at another rate, so the share of each hold is unknown."""
     large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 60, 5, 1, 1)
     state, _ = large.decide(None, 0, 50, BIRTH)
     assert state is not None
@@ -455,7 +461,7 @@ def test_a_changed_shape_ends_the_holds_from_before_it() -> None:
     assert large.refund(back, receipt, 50, 1) == back
 
 
-def test_a_hold_in_another_shape_knows_no_time_before_it() -> None:
+def test_hold_after_a_shape_change_has_no_earlier_time() -> None:
     large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 60, 5, 1, 1)
     state, _ = large.decide(None, 0, 50, BIRTH)
     after, _ = small.decide(state, 1, 1, 7)
@@ -465,7 +471,7 @@ def test_a_hold_in_another_shape_knows_no_time_before_it() -> None:
     assert small.refund(after, receipt, 1, 1) == (7, 45, 1, 0, 5, 1, 60)
 
 
-def test_the_total_of_refunds_starts_anew_before_it_leaves_the_exact_range() -> None:
+def test_total_of_refunds_restarts_before_it_exceeds_the_exact_range() -> None:
     state = (BIRTH, 15, 100, MAX_UNITS - 3, 1, 1, 20)
     receipt = TICKS.receipt(None, state, 10)
     assert TICKS.refund(state, receipt, 3, 100) == (BIRTH, 12, 100, MAX_UNITS, 1, 1, 20)
@@ -488,10 +494,10 @@ def test_several_rules_are_all_charged_or_none() -> None:
     same, verdicts = decide_all(rules, states, T0, (2, 2, 2), BIRTH)
     assert same is states
     assert [verdict.allowed for verdict in verdicts] == [True, False, True]
-    assert [verdict.remaining for verdict in verdicts] == [3, 1, 3]  # what is left without this call
+    assert [verdict.remaining for verdict in verdicts] == [3, 1, 3]  # remaining units without this call
 
 
-def test_several_rules_and_a_cost_of_nothing_write_nothing() -> None:
+def test_several_rules_with_zero_cost_write_nothing() -> None:
     states = [charged(FIXED, (0, 1)), None]
     after, verdicts = decide_all([FIXED, LOG], states, T0, (0, 0), BIRTH)
     assert list(after) == states
@@ -502,12 +508,12 @@ def test_several_rules_and_a_cost_of_nothing_write_nothing() -> None:
 
 
 @pytest.mark.parametrize(("limit", "cost"), [(5, 0), (0, 1)])
-def test_a_calendar_window_without_units_is_fresh_already(limit: int, cost: int) -> None:
+def test_empty_calendar_window_is_fresh(limit: int, cost: int) -> None:
     state, verdict = algorithm_for(calendar(f"{limit}/day")).decide(None, T0, cost, BIRTH)
     assert (state, verdict.reset_after_us, verdict.retry_after_us) == (None, 0, None)
 
 
-def test_a_calendar_window_that_was_counted_in_is_read_until_its_last_microsecond() -> None:
+def test_used_calendar_window_is_read_until_its_last_microsecond() -> None:
     algorithm = algorithm_for(calendar("5/day"))
     state, verdict = algorithm.decide(None, T0, 1, BIRTH)
     assert state is not None

@@ -1,4 +1,4 @@
-"""A wrong argument is the same error, whatever the limiter, its rules and the operation; and nothing is counted."""
+"""An invalid argument raises the same error in every limiter and operation, and nothing is counted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def good_key(shape: str) -> Any:
 
 
 async def errors_of(limiter: AnyLimiter, *args: Any, **kwargs: Any) -> set[tuple[type, str]]:
-    """Return the errors of all operations that charge or look, and see that nothing is counted."""
+    """Return the errors of all operations that charge or check, and assert that nothing is counted."""
     errors = set()
     for call in (limiter.hit, limiter.check, limiter.record, limiter.hold):
         with pytest.raises((ConfigError, TypeError)) as caught:
@@ -91,7 +91,7 @@ WRONG_KEYS = [["ada"], {"ada"}, 5, 5.0, None, ("ada",), {"user": "ada"}, {"user"
 
 
 @pytest.mark.parametrize("key", WRONG_KEYS, ids=repr)
-async def test_a_wrong_key(limiter: AnyLimiter, shape: str, key: Any) -> None:
+async def test_invalid_key_is_refused(limiter: AnyLimiter, shape: str, key: Any) -> None:
     errors = await errors_of(limiter, key)
     with pytest.raises(ConfigError) as caught:
         await done(limiter.reset(key))
@@ -116,7 +116,7 @@ async def test_a_wrong_key(limiter: AnyLimiter, shape: str, key: Any) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("shape", ["scopes", "a policy with scopes"])
-async def test_a_wrong_entry_of_a_key(limiter: AnyLimiter, key: Any) -> None:
+async def test_invalid_entry_of_a_key_is_refused(limiter: AnyLimiter, key: Any) -> None:
     errors = await errors_of(limiter, key)
     twin = Limiter(*RULES["scopes"])
     with pytest.raises(ConfigError) as caught:
@@ -125,7 +125,7 @@ async def test_a_wrong_entry_of_a_key(limiter: AnyLimiter, key: Any) -> None:
 
 
 @pytest.mark.parametrize("cost", [True, False, 1.0, -1, 2**60, 2**53, "1", None, [1]], ids=repr)
-async def test_a_cost_that_is_no_number_of_units(limiter: AnyLimiter, good_key: Any, cost: Any) -> None:
+async def test_invalid_cost_is_refused(limiter: AnyLimiter, good_key: Any, cost: Any) -> None:
     [(kind, message)] = await errors_of(limiter, good_key, cost)
     assert kind is ConfigError
     assert message == f"a cost is a whole number from 0 to {2**53 - 1}, not {cost!r}"
@@ -136,7 +136,7 @@ async def test_a_cost_that_is_no_number_of_units(limiter: AnyLimiter, good_key: 
 
 
 @pytest.mark.parametrize("now", [float("nan"), float("inf"), -1, -0.001, 1e12], ids=repr)
-async def test_a_time_that_cannot_be(limiter: AnyLimiter, good_key: Any, now: float) -> None:
+async def test_invalid_time_is_refused(limiter: AnyLimiter, good_key: Any, now: float) -> None:
     [(kind, message)] = await errors_of(limiter, good_key, now=now)
     assert kind is ConfigError
     assert message.startswith("now= is seconds since the epoch")
@@ -144,7 +144,7 @@ async def test_a_time_that_cannot_be(limiter: AnyLimiter, good_key: Any, now: fl
 
 @pytest.mark.parametrize("tier", [5, b"pro", ["pro"], {"pro"}, object], ids=repr)
 @pytest.mark.parametrize("cost", [1, 9])
-async def test_a_tier_that_is_no_text(limiter: AnyLimiter, good_key: Any, tier: Any, cost: int) -> None:
+async def test_tier_must_be_text(limiter: AnyLimiter, good_key: Any, tier: Any, cost: int) -> None:
     assert await errors_of(limiter, good_key, cost, tier=tier) == {
         (ConfigError, f"a tier is text, not {tier!r}")
     }
@@ -152,19 +152,19 @@ async def test_a_tier_that_is_no_text(limiter: AnyLimiter, good_key: Any, tier: 
         await done(limiter.wait(good_key, tier=tier))
 
 
-async def test_a_tier_or_a_time_that_is_not_named(limiter: AnyLimiter, good_key: Any) -> None:
+async def test_tier_and_now_are_keyword_only(limiter: AnyLimiter, good_key: Any) -> None:
     errors = await errors_of(limiter, good_key, 1, "pro")
     assert {kind for kind, _ in errors} == {TypeError}
     with pytest.raises(TypeError):
         await done(limiter.wait(good_key, 1, "pro"))  # type: ignore[misc]
 
 
-async def test_an_argument_that_nobody_knows(limiter: AnyLimiter, good_key: Any) -> None:
+async def test_unknown_argument_is_a_type_error(limiter: AnyLimiter, good_key: Any) -> None:
     errors = await errors_of(limiter, good_key, level="pro")
     assert {kind for kind, _ in errors} == {TypeError}
 
 
-async def test_right_arguments_are_no_error(limiter: AnyLimiter, good_key: Any) -> None:
-    """Or else the tests above would prove nothing."""
+async def test_valid_arguments_are_accepted(limiter: AnyLimiter, good_key: Any) -> None:
+    """Otherwise the tests above would prove nothing."""
     assert await done(limiter.hit(good_key, 1, tier="pro", now=1_000.0))
     assert len(limiter.store) > 0  # type: ignore[arg-type]  # a memory store

@@ -1,4 +1,4 @@
-"""Answers that are still to be awaited: coroutines in all but their truth value, which is an error."""
+"""Answers of an async limiter before they are awaited: they behave like coroutines, but their truth value is an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limiter(clock: FakeClock) -> AsyncLimiter:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Collect the warnings of a block, also those that come when objects are gone."""
+    """Collect the warnings of a block, including warnings of collected objects."""
     messages: list[str] = []
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -44,7 +44,7 @@ def warned() -> Iterator[list[str]]:
         messages += [str(warning.message) for warning in found]
 
 
-# --- Forgotten ---------------------------------------------------------------------------------------------------------
+# --- Without await -----------------------------------------------------------------------------------------------------
 
 
 @each_ask
@@ -53,7 +53,7 @@ def warned() -> Iterator[list[str]]:
     [bool, lambda answer: not answer, lambda answer: "yes" if answer else "no", lambda answer: answer and 1],
     ids=["bool", "not", "if", "and"],
 )
-async def test_an_answer_that_is_not_awaited_has_no_truth_value(
+async def test_unawaited_answer_has_no_truth_value(
     limiter: AsyncLimiter, ask: Ask, judge: Callable[[Any], object]
 ) -> None:
     hint = r"missing await: write `if await limiter\.hit\(key\):`"
@@ -64,7 +64,7 @@ async def test_an_answer_that_is_not_awaited_has_no_truth_value(
 
 
 @each_ask
-async def test_an_answer_that_was_judged_can_no_longer_be_awaited(limiter: AsyncLimiter, ask: Ask) -> None:
+async def test_answer_cannot_be_awaited_after_a_truth_test(limiter: AsyncLimiter, ask: Ask) -> None:
     answer = ask(limiter)
     with pytest.raises(TypeError):
         bool(answer)
@@ -73,7 +73,7 @@ async def test_an_answer_that_was_judged_can_no_longer_be_awaited(limiter: Async
 
 
 @each_ask
-async def test_an_answer_that_nobody_looks_at_warns_as_coroutines_do(limiter: AsyncLimiter, ask: Ask) -> None:
+async def test_unawaited_hit_warns_like_a_coroutine(limiter: AsyncLimiter, ask: Ask) -> None:
     with warned() as messages:
         ask(limiter)
     assert len(messages) == 1
@@ -89,7 +89,7 @@ async def test_an_answer_can_be_closed(limiter: AsyncLimiter, ask: Ask) -> None:
     assert (await limiter.check("ada", 0)).remaining == 3
 
 
-# --- Awaited -----------------------------------------------------------------------------------------------------------
+# --- With await --------------------------------------------------------------------------------------------------------
 
 
 async def in_group(answer: Any) -> Any:
@@ -129,14 +129,14 @@ def test_an_event_loop_can_run_an_answer(limiter: AsyncLimiter, ask: Ask) -> Non
 
 
 @each_ask
-async def test_an_answer_is_known_for_a_coroutine(limiter: AsyncLimiter, ask: Ask) -> None:
+async def test_answer_is_recognized_as_a_coroutine(limiter: AsyncLimiter, ask: Ask) -> None:
     answer = ask(limiter)
     assert inspect.isawaitable(answer)
     assert asyncio.iscoroutine(answer)
     await answer
 
 
-async def test_a_task_of_an_answer_can_be_cancelled_and_shown(limiter: AsyncLimiter) -> None:
+async def test_task_of_an_answer_can_be_cancelled_and_printed(limiter: AsyncLimiter) -> None:
     await limiter.hit("ada", 3)
     limiter._clock.asleep = lambda seconds: asyncio.sleep(30)  # type: ignore[method-assign]
     task = asyncio.create_task(limiter.wait("ada"))
@@ -147,7 +147,7 @@ async def test_a_task_of_an_answer_can_be_cancelled_and_shown(limiter: AsyncLimi
         await task
 
 
-async def test_a_task_that_is_cancelled_before_it_runs_takes_nothing(limiter: AsyncLimiter) -> None:
+async def test_task_cancelled_before_it_runs_charges_nothing(limiter: AsyncLimiter) -> None:
     task = asyncio.create_task(limiter.hit("ada"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -156,7 +156,7 @@ async def test_a_task_that_is_cancelled_before_it_runs_takes_nothing(limiter: As
 
 
 @each_ask
-async def test_an_answer_is_awaited_once(limiter: AsyncLimiter, ask: Ask) -> None:
+async def test_answer_can_be_awaited_only_once(limiter: AsyncLimiter, ask: Ask) -> None:
     answer = ask(limiter)
     await answer
     with pytest.raises(RuntimeError, match="already awaited"):
@@ -166,7 +166,7 @@ async def test_an_answer_is_awaited_once(limiter: AsyncLimiter, ask: Ask) -> Non
 
 @each_ask
 async def test_an_answer_can_be_awaited_while_python_is_traced(limiter: AsyncLimiter, ask: Ask) -> None:
-    """A debugger: Python then takes the result another way."""
+    """With a trace function, for example of a debugger, Python returns the result through another code path."""
 
     def trace(*event: object) -> Any:
         return trace
@@ -184,7 +184,7 @@ async def test_an_answer_can_be_awaited_while_python_is_traced(limiter: AsyncLim
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-async def test_an_iteration_that_stops_inside_is_no_result(way: Callable[[Any], Any]) -> None:
+async def test_stop_iteration_inside_a_call_becomes_a_runtime_error(way: Callable[[Any], Any]) -> None:
     class Ended(FakeClock):
         def now_us(self) -> int:
             raise StopIteration
@@ -197,8 +197,8 @@ async def test_an_iteration_that_stops_inside_is_no_result(way: Callable[[Any], 
     assert isinstance(error.__cause__, StopIteration)
 
 
-async def test_answers_leave_no_reference_behind(limiter: AsyncLimiter) -> None:
-    key = f"ada {id(limiter)}"  # not one that Python keeps for itself
+async def test_answers_leak_no_references(limiter: AsyncLimiter) -> None:
+    key = f"ada {id(limiter)}"  # not an interned string
 
     async def ask_in_all_ways() -> int:
         for way in WAYS.values():
@@ -220,7 +220,7 @@ async def test_answers_leave_no_reference_behind(limiter: AsyncLimiter) -> None:
     assert [await ask_in_all_ways() for _ in range(5)] == [before] * 5
 
 
-async def test_errors_come_when_an_answer_is_awaited(limiter: AsyncLimiter) -> None:
+async def test_errors_are_raised_when_an_answer_is_awaited(limiter: AsyncLimiter) -> None:
     waiting = limiter.wait("ada", 3)
     assert await waiting
     refused = limiter.wait("ada", timeout=0)

@@ -1,4 +1,4 @@
-"""The two builds of the core: compiled where it can be, plain Python everywhere."""
+"""The two builds of the core: compiled where possible, plain Python everywhere."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ interpreters.run_string(interpreters.create(), SHOW)
 @pytest.mark.skipif(
     sys.version_info[:2] == (3, 12), reason="a second interpreter of 3.12 cannot import its own zoneinfo"
 )
-def test_a_second_interpreter_of_a_process_uses_plain_python() -> None:
-    """What Cython compiles can be loaded by one of them only."""
+def test_subinterpreter_uses_plain_python() -> None:
+    """Only one interpreter of a process can load a module that Cython has compiled."""
     first, second = run(IN_TWO_INTERPRETERS.format(show=SHOW)).splitlines()
     assert second.startswith("in plain Python")
     assert (first == second) is not build.is_compiled()
@@ -74,28 +74,28 @@ def test_a_second_interpreter_of_a_process_uses_plain_python() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_the_compiled_core_is_used_where_there_is_one(value: str) -> None:
+def test_compiled_core_is_used_if_available(value: str) -> None:
     is_there = compiled_file("headgate.decision") is not None
     assert run(HEADGATE_PURE=value).startswith(
         "compiled" if is_there else "in plain Python: it was installed"
     )
 
 
-def test_all_of_the_core_is_of_one_build() -> None:
+def test_all_core_modules_come_from_one_build() -> None:
     files = [importlib.import_module(module).__file__ or "" for module in COMPILED]
     assert {file.endswith(".py") for file in files} == {not build.is_compiled()}
 
 
 def test_only_wheels_are_compiled() -> None:
-    """An sdist with files that are compiled for one machine would be none."""
+    """An sdist must not contain files that are compiled for one machine."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert "hooks" not in build
     assert [name for name, target in build["targets"].items() if "hooks" in target] == ["wheel"]
 
 
 @pytest.mark.parametrize("module", COMPILED)
-def test_what_is_compiled_is_not_older_than_its_source(module: str) -> None:
-    """Else the tests would run on a core that is no longer there; `make setup` compiles it anew."""
+def test_compiled_files_are_not_older_than_their_source(module: str) -> None:
+    """Otherwise the tests would run on an outdated core; `make setup` compiles it again."""
     found = compiled_file(module)
     if found is not None:
         source = SOURCES.parent.joinpath(*module.split("."))
@@ -103,7 +103,7 @@ def test_what_is_compiled_is_not_older_than_its_source(module: str) -> None:
             assert found.stat().st_mtime >= source.with_suffix(suffix).stat().st_mtime
 
 
-def test_a_method_of_the_class_is_what_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_method_of_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Limiter("2/minute")
     monkeypatch.setattr(Limiter, "hit", lambda self, key: f"patched for {key}")
     assert limiter.hit("ada") == "patched for ada"

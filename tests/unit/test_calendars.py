@@ -1,4 +1,4 @@
-"""Windows of a calendar: their edges in time zones whose clocks are changed, and what is no time zone."""
+"""Calendar windows: their edges in time zones with clock changes, and invalid time zones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def us(*when: int, zone: str = "UTC") -> int:
         ("year", "Asia/Tokyo", (2024, 12, 31, 16), (2024, 12, 31, 15), (2025, 12, 31, 15)),
     ],
 )
-def test_a_window_is_that_of_the_calendar(
+def test_window_has_the_edges_of_its_calendar_period(
     span: Span, zone: str, inside: tuple[int, ...], start: tuple[int, ...], end: tuple[int, ...]
 ) -> None:
     for now in (us(*inside), us(*start), us(*end) - 1):
@@ -60,12 +60,14 @@ def test_windows_follow_each_other_without_gaps(span: Span, zone: str, now: int)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd", "Europe", 5, None])
-def test_what_is_no_time_zone_is_refused(zone: str) -> None:
+def test_invalid_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(ConfigError, match="'Europe/Berlin'"):
         calendar("5/month", timezone=zone)
 
 
-def test_a_missing_database_is_said_and_utc_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_time_zone_database_is_reported_and_utc_works_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(name: str) -> ZoneInfo:
         raise ZoneInfoNotFoundError(name)
 

@@ -25,12 +25,12 @@ from headgate.testing import FakeClock
 
 
 @given(st.integers(0, 2**53 - 1))
-def test_microseconds_survive_the_way_through_seconds(microseconds: int) -> None:
-    """Up to the year 2255: beyond 2^52 the seconds of a double are too coarse, by half a microsecond at most."""
+def test_microseconds_survive_conversion_to_seconds_and_back(microseconds: int) -> None:
+    """Up to the year 2255: above 2^52, seconds as a double have an error of half a microsecond at most."""
     assert abs(to_microseconds(microseconds / 1_000_000) - microseconds) <= (microseconds > 2**52)
 
 
-def test_seconds_are_rounded_not_cut_off() -> None:
+def test_seconds_are_rounded_and_not_truncated() -> None:
     assert to_microseconds(1.001) == 1_001_000
     assert to_microseconds(1_700_000_000.000001) == 1_700_000_000_000_001
 
@@ -46,14 +46,14 @@ def test_a_time_that_stores_cannot_count_is_refused(now: Any) -> None:
             call("ada", now=now)
 
 
-def test_a_time_of_the_callers_own_is_taken_to_the_nearest_microsecond() -> None:
+def test_explicit_time_is_rounded_to_the_nearest_microsecond() -> None:
     assert instant(None) is None
     assert instant(0) == 0
     assert instant(1.001) == 1_001_000
     assert instant(MAX_INSTANT - 1) == (MAX_INSTANT - 1) * 1_000_000
 
 
-def test_stepping_the_wall_clock_leaves_the_steady_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wall_clock_step_does_not_change_the_steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     elapsed_ns = 5_000_000_000
     clock = SteadyClock(lambda: elapsed_ns)
     start_us = clock.now_us()
@@ -64,7 +64,7 @@ def test_stepping_the_wall_clock_leaves_the_steady_clock_alone(monkeypatch: pyte
     assert clock.now_us() - start_us in (1, 2)
 
 
-def test_a_memory_store_neither_blocks_nor_grants_when_the_wall_clock_is_stepped(
+def test_wall_clock_step_does_not_affect_a_memory_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limiter = Limiter("1/hour")
@@ -77,22 +77,22 @@ def test_a_memory_store_neither_blocks_nor_grants_when_the_wall_clock_is_stepped
         assert 0 < refused.retry_after <= 3_660
 
 
-def test_both_real_clocks_tell_the_time_since_the_epoch() -> None:
+def test_both_real_clocks_return_the_time_since_the_epoch() -> None:
     before = time.time_ns() // 1000
     readings = [WallClock().now_us(), SteadyClock().now_us()]
     after = time.time_ns() // 1000
-    # The steady one: to the millisecond.
+    # The steady clock is exact to the millisecond.
     assert all(before - 1_001 <= reading <= after + 1 for reading in readings)
 
 
 async def test_both_real_clocks_sleep() -> None:
-    """For no time at all: what counts is that they do it the way their caller waits."""
+    """Sleep for 0 seconds: the test checks only that threads block and tasks await."""
     for clock in (WallClock(), SteadyClock()):
         clock.sleep(0)
         await clock.asleep(0)
 
 
-async def test_a_fake_clock_moves_only_when_told_to(clock: FakeClock) -> None:
+async def test_fake_clock_moves_only_when_advanced(clock: FakeClock) -> None:
     start = clock.now_us()
     assert start == 1_700_000_000_000_000
     clock.advance(1.5)
@@ -136,8 +136,8 @@ MADE_WITH_A_CLOCK: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("clock", [time.time, FakeClock, 0, "now", MemoryStore()], ids=repr)
 @pytest.mark.parametrize("make", MADE_WITH_A_CLOCK.values(), ids=MADE_WITH_A_CLOCK.keys())
-def test_what_is_no_clock_is_refused_where_it_is_given(make: Callable[..., Any], clock: Any) -> None:
-    """Also what is false, as an empty memory store is."""
+def test_invalid_clock_is_refused_by_the_constructor(make: Callable[..., Any], clock: Any) -> None:
+    """Also an object with a false truth value, like an empty memory store."""
     with pytest.raises(
         ConfigError, match=r"clock= is an object .* like headgate.testing.FakeClock\(\), not "
     ) as caught:

@@ -1,4 +1,4 @@
-"""Costs by unit: what each rule is charged, and what is nonsense."""
+"""Costs by unit: the charge of each rule, and invalid costs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_cost_by_unit_is_one_number_per_rule(cost: Any, costs: Any) -> None:
     assert Units("model", RULES).costs(cost) == costs
 
 
-def test_places_are_free_when_a_hold_ends_and_the_rest_is_settled() -> None:
+def test_end_of_a_hold_frees_places_and_settles_other_units() -> None:
     units = Units("model", (*RULES, concurrent(3, lease=60)))
     assert units.difference((2, 800, 2, 1), (3, 500, 2, 1)) == ((0, 300, 0, 1), (1, 0, 0, 0))
     assert units.without_places((2, 800, 2, 1)) == (2, 800, 2, 0)
@@ -69,7 +69,7 @@ def test_places_are_free_when_a_hold_ends_and_the_rest_is_settled() -> None:
         ([1], "whole number"),
     ],
 )
-def test_nonsense_is_refused_and_charges_nothing(cost: Any, message: str) -> None:
+def test_invalid_cost_by_unit_is_refused_and_charges_nothing(cost: Any, message: str) -> None:
     own = limiter()
     for call in (own.hit, own.check, own.hold, own.record):
         with pytest.raises(ConfigError, match=message):
@@ -77,7 +77,7 @@ def test_nonsense_is_refused_and_charges_nothing(cost: Any, message: str) -> Non
     assert [result.remaining for result in own.check("a", 0).results] == [10, 1000, 5]
 
 
-def test_a_limiter_of_requests_takes_them_by_name() -> None:
+def test_limiter_of_requests_accepts_a_cost_by_name() -> None:
     own = limiter(fixed_window("10/minute"))
     assert own.hit("a", {"requests": 4}).remaining == 6
     assert own.hit("a", {}).remaining == 5
@@ -89,18 +89,18 @@ def test_a_limiter_without_rules_admits_any_unit() -> None:
     assert Limiter().hit("a", {"tokens": 5})
 
 
-def test_only_tokens_are_counted_where_no_rule_counts_requests() -> None:
+def test_only_tokens_are_counted_if_no_rule_counts_requests() -> None:
     own = limiter(token_bucket("100/minute", unit="tokens"))
     assert own.hit("a", {"tokens": 30, "requests": 9}).remaining == 70
 
 
-def test_a_cost_that_never_fits_says_of_which_unit() -> None:
+def test_cost_above_the_capacity_names_its_unit() -> None:
     with pytest.raises(CostTooHigh, match=r"2000 tokens .* 'per-minute-tokens' holds 1000") as raised:
         limiter().hit("a", {"tokens": 2000})
     assert raised.value.unit == "tokens"
 
 
-def test_what_is_settled_by_unit_keeps_the_units_that_are_not_named() -> None:
+def test_settling_some_units_keeps_the_other_units() -> None:
     own = limiter()
     hold = own.hold("a", {"tokens": 500, "requests": 3})
     assert hold.cost == {"requests": 3, "tokens": 500}
@@ -111,7 +111,7 @@ def test_what_is_settled_by_unit_keeps_the_units_that_are_not_named() -> None:
     assert [result.remaining for result in own.check("a", 0).results] == [7, 300, 2]
 
 
-async def test_units_are_awaited_too(tmp_path: Any) -> None:
+async def test_async_limiter_accepts_costs_by_unit(tmp_path: Any) -> None:
     store = f"sqlite:///{tmp_path}/limits.db"
     async with AsyncLimiter(*RULES, name="model", store=store, clock=FakeClock()) as own:
         assert (await own.hit("a", {"tokens": 30})).allowed
@@ -121,7 +121,7 @@ async def test_units_are_awaited_too(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, 5])
-def test_a_cost_by_unit_may_be_all_that_a_rule_admits(capacity: int) -> None:
+def test_cost_by_unit_may_equal_the_limit(capacity: int) -> None:
     own = limiter(fixed_window("10/minute"), token_bucket(f"{capacity}/minute", unit="tokens"))
     assert own.hit("a", {"tokens": 5}).allowed == bool(capacity)
 

@@ -1,4 +1,4 @@
-"""Decisions: which rule binds, what people read, and that they travel well."""
+"""Decisions: the rule that binds, texts for people, copies and pickles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_decision_of_one_rule_has_that_rules_figures() -> None:
     assert decision.verdicts == (YES,)
 
 
-def test_a_refusal_names_the_rule_that_said_no() -> None:
+def test_refusal_names_the_rule_that_denied_it() -> None:
     decision = made(NO)
     assert decision.allowed is False
     assert (decision.retry_after, decision.reset_after, decision.denied_by) == (20.0, 40.0, "rule0")
@@ -63,7 +63,7 @@ def test_a_refusal_names_the_rule_that_said_no() -> None:
         ((TIGHT._replace(remaining=0), NO._replace(remaining=9)), 1),
     ],
 )
-def test_refused_the_longest_wait_binds_and_admitted_the_least_remaining(
+def test_refusal_reports_the_longest_wait_and_admission_the_least_remaining(
     verdicts: tuple[Verdict, ...], binding: int
 ) -> None:
     decision = made(*verdicts)
@@ -97,7 +97,7 @@ def test_without_rules_nothing_applies() -> None:
     assert nothing == (None,) * 5
 
 
-def test_the_truth_of_a_decision_is_whether_it_admits() -> None:
+def test_decision_is_true_if_it_admits() -> None:
     assert made(YES)
     assert not made(NO)
     assert UNLIMITED
@@ -111,7 +111,7 @@ def test_raise_if_denied_returns_an_admission_and_raises_a_refusal() -> None:
     assert caught.value.decision is refused
 
 
-# --- What people read ------------------------------------------------------------------------------------------------
+# --- Texts for people ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_raise_if_denied_returns_an_admission_and_raises_a_refusal() -> None:
         (UNLIMITED.as_degraded(), "allowed: no rule applies (degraded: the store could not be reached)"),
     ],
 )
-def test_a_decision_reads_well_in_a_log(decision: Decision, text: str) -> None:
+def test_decision_has_a_readable_text(decision: Decision, text: str) -> None:
     assert str(decision) == f"{decision}" == text
 
 
@@ -157,7 +157,7 @@ def test_the_repr_shows_every_figure() -> None:
 
 
 @pytest.mark.parametrize("decision", [made(YES), made(NO), made(YES, NO), UNLIMITED])
-def test_a_degraded_decision_differs_only_in_the_mark(decision: Decision) -> None:
+def test_degraded_decision_differs_only_in_its_flag(decision: Decision) -> None:
     degraded = decision.as_degraded()
     assert isinstance(degraded, Decision)
     assert degraded.degraded
@@ -168,7 +168,7 @@ def test_a_degraded_decision_differs_only_in_the_mark(decision: Decision) -> Non
     assert Decision.make(decision.names, decision.verdicts, degraded=True) == degraded
 
 
-def test_a_refusal_for_others_sake_keeps_the_figures() -> None:
+def test_admission_changed_to_a_refusal_keeps_its_figures() -> None:
     admitted = made(YES, TIGHT)
     refused = admitted.as_refused()
     assert isinstance(refused, Decision)
@@ -179,7 +179,7 @@ def test_a_refusal_for_others_sake_keeps_the_figures() -> None:
 
 
 @pytest.mark.parametrize("decision", [made(YES), made(NO), made(YES, NO), made(YES).as_degraded(), UNLIMITED])
-def test_a_decision_travels_well(decision: Decision) -> None:
+def test_decision_can_be_copied_and_pickled(decision: Decision) -> None:
     for other in (copy.copy(decision), copy.deepcopy(decision), pickle.loads(pickle.dumps(decision))):
         assert type(other) is Decision
         assert other == decision
@@ -188,8 +188,8 @@ def test_a_decision_travels_well(decision: Decision) -> None:
         assert str(other) == str(decision)
 
 
-def test_decisions_of_the_quick_and_the_general_way_are_alike(clock: FakeClock) -> None:
-    """The quick way through the memory store builds the tuple itself."""
+def test_fast_path_and_general_path_return_equal_decisions(clock: FakeClock) -> None:
+    """The fast path of the memory store builds the tuple itself."""
     quick, general = Limiter("2/minute", clock=clock), Limiter("2/minute", clock=clock)
     for _ in range(3):
         one, other = quick.hit("ada"), general.hit("ada", now=clock.now)

@@ -1,4 +1,4 @@
-"""Errors: one family, that travels between processes."""
+"""Errors: one base class, and they can be pickled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headgate.decision import Verdict
 REFUSAL = Decision.make(("slow",), [Verdict(False, 5, 0, 20_000_000, 40_000_000)])
 
 
-def test_everything_that_is_raised_on_purpose_is_one_family() -> None:
+def test_public_errors_share_one_base_class() -> None:
     errors = [
         value for value in vars(headgate).values() if isinstance(value, type) and issubclass(value, Exception)
     ]
@@ -38,19 +38,19 @@ def test_everything_that_is_raised_on_purpose_is_one_family() -> None:
     assert issubclass(StoreTimeout, StoreUnavailable)
 
 
-def test_a_store_that_is_set_up_wrongly_is_a_mistake_in_what_was_written_too() -> None:
+def test_misconfigured_store_is_a_config_error() -> None:
     assert issubclass(StoreMisconfigured, ConfigError)
     assert issubclass(StoreMisconfigured, StoreError)
     assert not issubclass(StoreMisconfigured, StoreUnavailable)
 
 
-def test_mistakes_in_what_was_written_are_value_errors_too() -> None:
+def test_config_errors_are_value_errors() -> None:
     assert issubclass(ConfigError, ValueError)
     assert issubclass(CostTooHigh, ValueError)
     assert not issubclass(RateLimited, ValueError)
 
 
-def test_a_cost_too_high_says_what_would_fit() -> None:
+def test_cost_too_high_reports_the_capacity() -> None:
     error = CostTooHigh(7, 5, "slow")
     assert (error.cost, error.capacity, error.rule) == (7, 5, "slow")
     assert str(error) == (
@@ -58,7 +58,7 @@ def test_a_cost_too_high_says_what_would_fit() -> None:
     )
 
 
-def test_a_raised_refusal_carries_its_decision() -> None:
+def test_rate_limited_error_contains_its_decision() -> None:
     error = RateLimited(REFUSAL)
     assert error.decision is REFUSAL
     assert str(error) == str(REFUSAL)
@@ -79,7 +79,7 @@ def test_a_raised_refusal_carries_its_decision() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_travel_between_processes(error: HeadgateError) -> None:
+def test_errors_can_be_pickled_and_copied(error: HeadgateError) -> None:
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(other) is type(error)
         assert str(other) == str(error)

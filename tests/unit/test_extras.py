@@ -1,4 +1,4 @@
-"""What is said when an extra is not installed."""
+"""Messages for an extra that is not installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __import__(sys.argv[2])
         ("prometheus_client", "headgate.observe.prometheus", "prometheus"),
     ],
 )
-def test_an_import_says_which_extra_to_install(package: str, module: str, extra: str) -> None:
+def test_import_error_names_the_extra_to_install(package: str, module: str, extra: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT, package, module], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What `headgate._fork` does around a fork, for the objects that it watches."""
+"""Hooks that `headgate._fork` calls before and after a fork."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.unit.processes import Interruptions, forking, in_child
 
 pytestmark = forking
 
-PATIENCE = 30  # seconds after which a test that hangs is called a failure
+PATIENCE = 30  # seconds after which a test that hangs fails
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch no objects but those of the test."""
+def isolated_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch only the objects of the test."""
     monkeypatch.setattr(_fork, "_watched", type(_fork._watched)())
 
 
 class Watched:
-    """Writes down which of its hooks were called."""
+    """Records which of its hooks were called."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self.name = name
@@ -65,13 +65,13 @@ class Guarded:
 
 @pytest.fixture
 def ignored(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """The exceptions that the interpreter could only report."""
+    """The exceptions that reached no caller and were reported by the interpreter."""
     errors: list[BaseException] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: errors.append(raised.exc_value))
     return errors
 
 
-# --- Who is called ---------------------------------------------------------------------------------------------------
+# --- Calls of hooks --------------------------------------------------------------------------------------------------
 
 
 def test_hooks_are_called_in_order_before_and_in_reverse_after_a_fork() -> None:
@@ -118,7 +118,7 @@ def test_an_object_need_not_have_every_hook() -> None:
     assert not watched.was_called
 
 
-def test_an_object_that_is_gone_is_not_called_and_not_kept() -> None:
+def test_collected_object_is_neither_called_nor_kept_alive() -> None:
     calls: list[str] = []
     kept, gone = Watched("kept", calls), Watched("gone", calls)
     del gone
@@ -153,7 +153,7 @@ def test_a_watched_lock_is_free_in_the_child(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent", "after_fork_in_child"])
-def test_an_error_in_one_hook_skips_no_other(hook: str, ignored: list[BaseException]) -> None:
+def test_error_in_one_hook_does_not_skip_other_hooks(hook: str, ignored: list[BaseException]) -> None:
     calls: list[str] = []
 
     def fail() -> None:
@@ -191,9 +191,7 @@ def test_several_errors_are_reported_together(ignored: list[BaseException]) -> N
 
 
 @pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent"])
-def test_a_hook_that_was_interrupted_at_its_start_is_called_again(
-    hook: str, ignored: list[BaseException]
-) -> None:
+def test_hook_interrupted_at_its_start_is_called_again(hook: str, ignored: list[BaseException]) -> None:
     calls: list[str] = []
     objects = [Watched(name, calls) for name in "abc"]
     usual = getattr(objects[1], hook)
@@ -217,8 +215,8 @@ from pathlib import Path
 def interrupt(*_):
     raise InterruptedError
 
-# What is registered first is called last before the fork. The signal is not sent by Python code, so it is handled by the
-# first Python code after the fork. That must be ours: the module alone is loaded, ahead of those that headgate imports.
+# The first registered function is called last before the fork. The signal is not sent by Python code, so the first Python
+# code after the fork handles it. This must be our hook, so the module is loaded alone, before other imports of headgate.
 os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
 
 assert "logging" not in sys.modules
@@ -250,17 +248,17 @@ for _ in range(2):
 """
 
 
-def test_a_signal_handler_that_raises_during_the_fork_skips_no_hook() -> None:
+def test_signal_handler_that_raises_during_a_fork_skips_no_hook() -> None:
     program = [sys.executable, "-c", SIGNAL_DURING_FORK]
     result = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     lines = [line for line in result.stdout.splitlines() if line != "InterruptedError"]
     assert lines == ["before parent 0"] * 2, result.stdout
 
 
-def test_a_raising_handler_at_any_moment_leaves_no_hook_uncalled(
+def test_signal_handler_that_raises_at_any_time_skips_no_hook(
     interruptions: Interruptions, ignored: list[BaseException]
 ) -> None:
-    """Called as the interpreter does: what one of them raises is reported, and the next one is called."""
+    """Call the hooks like the interpreter: an error in one of them is reported, and the next one is called."""
     held: set[int] = set()
 
     class Holding:
@@ -287,11 +285,11 @@ def test_a_raising_handler_at_any_moment_leaves_no_hook_uncalled(
     assert len(objects) == 20
 
 
-# --- Forks at awkward moments ----------------------------------------------------------------------------------------
+# --- Forks during other calls ----------------------------------------------------------------------------------------
 
 
-def test_a_fork_in_the_middle_of_a_registration_calls_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal handler or a `__del__` may do."""
+def test_fork_during_a_registration_calls_all_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler or a `__del__` method may fork at this point."""
     calls: list[str] = []
     first = Watched("first", calls)
     results: list[bool] = []
@@ -310,14 +308,14 @@ def test_a_fork_in_the_middle_of_a_registration_calls_everyone(monkeypatch: pyte
 
 
 def as_parent(*_: object) -> None:
-    """Call the hooks as the interpreter does for a fork, on the side of the parent."""
+    """Call the hooks like the interpreter does for a fork, in the parent."""
     _fork._before()
     _fork._after_in_parent()
     _fork._after_in_parent()
 
 
 def as_child(*_: object) -> None:
-    """As `as_parent`, on the side of the child."""
+    """Call the hooks like the interpreter does for a fork, in the child."""
     _fork._before()
     _fork._after_in_child()
     _fork._after_in_child()
@@ -326,7 +324,7 @@ def as_child(*_: object) -> None:
 @pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent", "after_fork_in_child"])
 @pytest.mark.parametrize("inner", [as_parent, as_child])
 @pytest.mark.parametrize("outer", [as_parent, as_child])
-def test_a_handler_that_forks_while_hooks_run_does_not_wait_for_itself(
+def test_signal_handler_that_forks_while_hooks_run_does_not_deadlock(
     outer: Callable[[], None], inner: Callable[[], None], hook: str
 ) -> None:
     objects = [Guarded() for _ in range(3)]
@@ -381,7 +379,7 @@ def test_an_object_added_after_the_locks_were_taken_is_renewed_in_the_child_only
     assert (first.name, late.name, later.name) == ("first", "late", "later")
 
 
-def test_a_fork_of_another_thread_is_one_of_its_own() -> None:
+def test_forks_of_two_threads_are_independent() -> None:
     calls: list[str] = []
     watched = Watched("it", calls)
 
@@ -400,7 +398,7 @@ def test_a_fork_of_another_thread_is_one_of_its_own() -> None:
     assert watched.calls is calls
 
 
-def test_threads_that_fork_and_register_at_once_leave_no_lock_behind(hasty_threads: None) -> None:
+def test_concurrent_forks_and_registrations_leave_no_lock_held(hasty_threads: None) -> None:
     objects = [Guarded() for _ in range(5)]
     results: list[bool] = []
     stop = threading.Event()
@@ -426,11 +424,11 @@ def test_threads_that_fork_and_register_at_once_leave_no_lock_behind(hasty_threa
     assert not any(guarded.lock.locked() for guarded in objects)
 
 
-# --- Where it is used ------------------------------------------------------------------------------------------------
+# --- Users of the hooks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [MemoryStore, lambda: SQLiteStore(":memory:")], ids=["memory", "sqlite"])
-def test_a_fork_that_waits_for_another_threads_fork_releases_the_store_as_well(
+def test_fork_waiting_for_another_fork_releases_the_store(
     make: Callable[[], MemoryStore | SQLiteStore],
 ) -> None:
     with make() as store:
@@ -455,7 +453,7 @@ def test_a_fork_that_waits_for_another_threads_fork_releases_the_store_as_well(
         assert not asked.is_alive()
 
 
-def test_nothing_is_registered_where_there_are_no_forks() -> None:
+def test_nothing_is_registered_on_platforms_without_fork() -> None:
     program = "import os; del os.fork, os.register_at_fork; from headgate import _fork; print(_fork.watch(_fork) is _fork)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""The decorator."""
+"""The decorator `guard`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_key_cost_and_tier_of_a_coroutine_may_be_functions_too(clock: Fake
         await upload("ada", 1)
 
 
-def test_a_refused_call_costs_nothing_and_an_error_of_the_function_passes(clock: FakeClock) -> None:
+def test_refused_call_costs_nothing_and_function_error_propagates(clock: FakeClock) -> None:
     limiter = Limiter("2/minute", clock=clock)
 
     @limiter.guard("ada", 2)
@@ -109,7 +109,7 @@ def test_a_cost_that_can_never_be_admitted_is_an_error(clock: FakeClock) -> None
         work()
 
 
-def test_a_rule_for_everybody_needs_no_key(clock: FakeClock) -> None:
+def test_shared_rule_needs_no_key(clock: FakeClock) -> None:
     @Limiter(sliding_window("1/minute", scope="*"), clock=clock).guard()
     def work() -> int:
         return 5
@@ -164,14 +164,14 @@ def plain_function() -> None:
     """Do nothing."""
 
 
-def test_a_coroutine_function_is_referred_to_the_other_limiter() -> None:
+def test_guard_of_a_coroutine_function_suggests_async_limiter() -> None:
     guard = Limiter("5/minute").guard("ada")
     for function in (coroutine_function, functools.partial(coroutine_function)):
         with pytest.raises(ConfigError, match=r"is a coroutine function; use AsyncLimiter\.guard for it"):
             guard(function)
 
 
-def test_a_plain_function_is_referred_to_the_other_limiter() -> None:
+def test_guard_of_a_plain_function_suggests_limiter() -> None:
     wrong: list[Any] = [plain_function, plain_function.__name__, 5]
     for function in wrong:
         with pytest.raises(ConfigError, match=r"is not a coroutine function; use Limiter\.guard for it"):
@@ -192,7 +192,7 @@ async def test_guard_without_a_key_counts_all_calls_of_the_function(
     assert work.__wrapped__.__name__.endswith("return_number")
 
 
-async def test_guard_without_brackets_needs_no_key_for_a_shared_rule(
+async def test_guard_without_parentheses_needs_no_key_for_a_shared_rule(
     flavour: type[Limiter] | type[AsyncLimiter], clock: FakeClock
 ) -> None:
     limiter: Any = flavour(sliding_window("1/minute", scope="*"), clock=clock)
@@ -202,8 +202,8 @@ async def test_guard_without_brackets_needs_no_key_for_a_shared_rule(
         await done(other(6))
 
 
-def test_lambda_in_the_place_of_the_function_is_an_error() -> None:
-    """It would be guarded, and the function that it decorates would not."""
+def test_lambda_instead_of_a_function_is_an_error() -> None:
+    """Otherwise the lambda would be guarded, and the decorated function would not."""
     for limiter in (Limiter("5/minute"), AsyncLimiter("5/minute")):
         with pytest.raises(ConfigError, match=r"write @limiter\.guard\(key=lambda …\)"):
             limiter.guard(lambda user: user)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Holds: taken, settled at their true cost or released, once."""
+"""Holds: taken, then settled at their actual cost or released, once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def left(limiter: AnyLimiter, key: str = "ada") -> int:
     return remaining
 
 
-async def test_a_hold_can_be_asked_like_a_decision(flavour: Flavour, clock: FakeClock) -> None:
+async def test_hold_has_the_attributes_of_a_decision(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     hold = await done(limiter.hold("ada", 4))
     assert hold
@@ -45,7 +45,7 @@ async def test_a_hold_can_be_asked_like_a_decision(flavour: Flavour, clock: Fake
 
 @every_kind
 @pytest.mark.parametrize(("final", "remaining"), [(0, 8), (2, 6), (3, 5), (4, 4), (7, 1), (8, 0), (20, 0)])
-async def test_settling_leaves_the_true_cost_charged(
+async def test_settle_keeps_the_actual_cost_charged(
     flavour: Flavour, make: Callable[..., Rule], clock: FakeClock, final: int, remaining: int
 ) -> None:
     limiter = flavour(make("8/minute"), make("8/hour", name="other"), clock=clock)
@@ -54,9 +54,7 @@ async def test_settling_leaves_the_true_cost_charged(
     assert [result.remaining for result in (await done(limiter.check("ada", 0))).results] == [remaining] * 2
 
 
-async def test_units_above_what_was_held_are_recorded_when_they_are_settled(
-    flavour: Flavour, clock: FakeClock
-) -> None:
+async def test_settle_records_units_above_the_held_cost(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("5/minute"), clock=clock)
     hold = await done(limiter.hold("ada", 2))
     clock.advance(30)
@@ -66,7 +64,7 @@ async def test_units_above_what_was_held_are_recorded_when_they_are_settled(
 
 
 @pytest.mark.parametrize("first", [0, 2, 3, 5])
-async def test_only_the_first_settling_counts(flavour: Flavour, clock: FakeClock, first: int) -> None:
+async def test_only_the_first_settle_counts(flavour: Flavour, clock: FakeClock, first: int) -> None:
     limiter = flavour("8/minute", clock=clock)
     hold = await done(limiter.hold("ada", 3))
     await done(hold.settle(first))
@@ -86,7 +84,7 @@ async def test_a_refused_hold_has_nothing_to_settle(flavour: Flavour, clock: Fak
     assert await left(limiter) == 2
 
 
-async def test_a_hold_of_nothing_takes_nothing_and_can_be_settled_above(
+async def test_zero_cost_hold_charges_nothing_and_can_be_settled_higher(
     flavour: Flavour, clock: FakeClock
 ) -> None:
     limiter = flavour("5/minute", clock=clock)
@@ -98,7 +96,7 @@ async def test_a_hold_of_nothing_takes_nothing_and_can_be_settled_above(
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, True, "1", None])
-async def test_a_true_cost_that_is_no_whole_number_leaves_the_hold_open(flavour: Flavour, cost: Any) -> None:
+async def test_settle_with_an_invalid_cost_leaves_the_hold_open(flavour: Flavour, cost: Any) -> None:
     limiter = flavour("5/minute", clock=FakeClock())
     hold = await done(limiter.hold("ada", 3))
     with pytest.raises(ConfigError):
@@ -107,7 +105,7 @@ async def test_a_true_cost_that_is_no_whole_number_leaves_the_hold_open(flavour:
     assert await left(limiter) == 5
 
 
-async def test_a_time_that_cannot_be_leaves_the_hold_open(flavour: Flavour, clock: FakeClock) -> None:
+async def test_settle_with_an_invalid_time_leaves_the_hold_open(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     hold = await done(limiter.hold("ada", 3))
     with pytest.raises(ConfigError):
@@ -117,10 +115,10 @@ async def test_a_time_that_cannot_be_leaves_the_hold_open(flavour: Flavour, cloc
 
 
 @every_kind
-async def test_a_hold_at_a_time_of_the_callers_own_is_settled_at_that_time(
+async def test_hold_with_an_explicit_time_is_settled_at_that_time(
     flavour: Flavour, make: Callable[..., Rule]
 ) -> None:
-    """The store's own time, decades later, would find everything expired, or record units there."""
+    """At the time of the store, decades later, everything would be expired, or units would be recorded there."""
     limiter = flavour(make("5/minute"))
     await done(limiter.hit("ada", 2, now=1000.0))
     with pytest.raises(ZeroDivisionError):
@@ -134,7 +132,7 @@ async def test_a_hold_at_a_time_of_the_callers_own_is_settled_at_that_time(
 
 
 @every_kind
-async def test_a_hold_whose_state_was_reset_gives_nothing_back(
+async def test_hold_refunds_nothing_after_a_reset(
     flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
 ) -> None:
     limiter = flavour(make("5/minute"), clock=clock)
@@ -149,7 +147,7 @@ async def test_a_hold_whose_state_was_reset_gives_nothing_back(
 
 
 @every_kind
-async def test_a_hold_that_has_expired_gives_nothing_back(
+async def test_expired_hold_refunds_nothing(
     flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
 ) -> None:
     limiter = flavour(make("5/minute"), clock=clock)
@@ -173,7 +171,7 @@ async def test_a_crashed_holder_leaves_its_units_counted_until_they_expire(
     assert await done(limiter.hit("ada", 5))
 
 
-async def test_overlapping_holds_are_settled_apart(flavour: Flavour, clock: FakeClock) -> None:
+async def test_overlapping_holds_are_settled_separately(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("9/minute", clock=clock)
     first, second, third = [await done(limiter.hold("ada", 3)) for _ in range(3)]
     await done(second.release())
@@ -184,7 +182,7 @@ async def test_overlapping_holds_are_settled_apart(flavour: Flavour, clock: Fake
     assert await left(limiter) == 3
 
 
-async def test_a_tiers_hold_is_settled_above_in_its_tier(flavour: Flavour, clock: FakeClock) -> None:
+async def test_hold_of_a_tier_is_settled_higher_in_its_tier(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(token_bucket("6/minute", tiers={"pro": "60/minute"}), clock=clock)
     hold = await done(limiter.hold("ada", 10, tier="pro"))
     await done(hold.settle(20))
@@ -194,7 +192,7 @@ async def test_a_tiers_hold_is_settled_above_in_its_tier(flavour: Flavour, clock
 # --- As a context manager --------------------------------------------------------------------------------------------
 
 
-async def test_a_block_that_ends_well_keeps_what_was_held(flavour: Flavour, clock: FakeClock) -> None:
+async def test_block_that_succeeds_keeps_the_held_units(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     async with entered(limiter.hold("ada", 3)) as hold:
         assert hold.decision.remaining == 2
@@ -214,7 +212,7 @@ async def test_a_block_can_settle_and_release(flavour: Flavour, clock: FakeClock
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-async def test_a_block_that_raises_releases_and_lets_it_pass(
+async def test_block_that_raises_releases_the_hold_and_propagates_the_error(
     flavour: Flavour, clock: FakeClock, error: type[BaseException]
 ) -> None:
     limiter = flavour("5/minute", clock=clock)
@@ -224,7 +222,7 @@ async def test_a_block_that_raises_releases_and_lets_it_pass(
     assert await left(limiter) == 5
 
 
-async def test_what_was_settled_before_the_block_raised_stands(flavour: Flavour, clock: FakeClock) -> None:
+async def test_settle_before_an_error_in_the_block_is_kept(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with entered(limiter.hold("ada", 3)) as hold:
@@ -245,7 +243,7 @@ async def test_entering_a_refused_hold_raises_and_the_block_is_not_run(
     assert await left(limiter) == 0
 
 
-async def test_a_hold_that_was_taken_already_can_be_entered(flavour: Flavour, clock: FakeClock) -> None:
+async def test_existing_hold_can_be_entered(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     hold = await done(limiter.hold("ada", 3))
     async with entered(hold) as same:
@@ -253,7 +251,7 @@ async def test_a_hold_that_was_taken_already_can_be_entered(flavour: Flavour, cl
     assert await left(limiter) == 2
 
 
-async def test_a_hold_says_how_it_stands(flavour: Flavour, clock: FakeClock) -> None:
+async def test_repr_of_a_hold_shows_its_status(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     hold = await done(limiter.hold("ada", 3))
     name = "Hold" if flavour is Limiter else "AsyncHold"
@@ -265,10 +263,8 @@ async def test_a_hold_says_how_it_stands(flavour: Flavour, clock: FakeClock) -> 
 # --- Threads ---------------------------------------------------------------------------------------------------------
 
 
-def test_threads_that_release_one_hold_at_once_give_it_back_once(
-    hasty_threads: None, clock: FakeClock
-) -> None:
-    """A watchdog and a worker may both think that it is theirs to release."""
+def test_concurrent_releases_of_one_hold_refund_once(hasty_threads: None, clock: FakeClock) -> None:
+    """A watchdog and a worker may both try to release it."""
     limiter = Limiter("1000000/minute", clock=clock)
     limiter.record("ada", 1_000)
     for _ in range(60):

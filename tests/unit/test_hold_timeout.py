@@ -1,4 +1,4 @@
-"""`hold` with a time-out, and `wait` for `concurrent` rules: first come, first served, woken by a release."""
+"""`hold` with a timeout, and `wait` for `concurrent` rules: a release wakes the waiters in order of arrival."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_fifty_tasks_share_five_places() -> None:
 
 
 @pytest.mark.usefixtures("no_polling")
-async def test_tasks_are_served_in_the_order_in_which_they_came() -> None:
+async def test_tasks_are_served_in_order_of_arrival() -> None:
     model = AsyncLimiter(places())
     served: list[int] = []
 
@@ -115,7 +115,7 @@ async def test_tasks_are_served_in_the_order_in_which_they_came() -> None:
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_threads_are_woken_by_a_release_in_the_order_in_which_they_came() -> None:
+def test_release_wakes_threads_in_order_of_arrival() -> None:
     refusals = Refusals()
     limiter = Limiter(places(), hooks=[refusals])
     first = limiter.hold("gpt")
@@ -164,7 +164,7 @@ async def test_release_of_another_key_wakes_a_waiter_for_a_shared_place() -> Non
 
 
 @pytest.mark.usefixtures("no_polling")
-async def test_waiter_for_two_kinds_of_places_passes_a_wake_up_on() -> None:
+async def test_waiter_for_two_kinds_of_places_forwards_a_wake_up() -> None:
     refusals = Refusals()
     limiter = AsyncLimiter(
         places(1, scope="*", name="all"),
@@ -206,7 +206,7 @@ async def test_timeout_behind_other_waiters_raises() -> None:
 
 @pytest.mark.parametrize("steps", range(1, 13))
 async def test_cancelled_waiter_holds_nothing_and_lets_the_next_one_pass(steps: int) -> None:
-    """Whenever the cancellation comes, also together with the release."""
+    """At any time of the cancellation, also at the same time as the release."""
     limiter = AsyncLimiter(places())
     first = await limiter.hold("gpt")
     cancelled, last = (asyncio.create_task(done(limiter.hold("gpt", timeout=PATIENCE))) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Keys: who is limited, and what that is called in a store."""
+"""Keys of limiters, and their names in a store."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ REALM = sliding_window("5/minute", scope="realm")
 SHARED = sliding_window("5/minute", scope="*")
 
 
-def test_a_plain_key_goes_to_every_rule_without_a_scope() -> None:
+def test_plain_key_applies_to_every_unscoped_rule() -> None:
     pick = key_picker((PLAIN, SHARED))
     assert pick("ada") == ("ada", SHARED_KEY)
     assert pick(b"ada") == (b"ada", SHARED_KEY)
     assert pick("") == ("", SHARED_KEY)
 
 
-def test_a_scope_picks_its_entry_of_the_mapping() -> None:
+def test_scope_selects_its_entry_of_the_mapping() -> None:
     pick = key_picker((REALM, SHARED, USER, REALM))
     assert pick({"user": "ada", "realm": b"north"}) == (b"north", SHARED_KEY, "ada", b"north")
 
 
 @pytest.mark.parametrize("key", [None, "anything", b"", {"any": "thing"}, 5])
-def test_rules_that_count_everybody_together_ask_for_no_key(key: Any) -> None:
+def test_shared_rules_need_no_key(key: Any) -> None:
     assert key_picker((SHARED, SHARED))(key) == (SHARED_KEY, SHARED_KEY)
     assert key_picker(())(key) == ()
 
@@ -48,7 +48,7 @@ def test_rules_that_count_everybody_together_ask_for_no_key(key: Any) -> None:
         ({"user": "ada"}, "the rules have no scope, so the key is text or bytes, not a mapping"),
     ],
 )
-def test_a_key_that_is_not_plain_is_refused_where_no_rule_has_a_scope(key: Any, message: str) -> None:
+def test_key_must_be_text_or_bytes_without_scoped_rules(key: Any, message: str) -> None:
     for rules in ((PLAIN,), (PLAIN, SHARED)):
         with pytest.raises(ConfigError, match=message):
             key_picker(rules)(key)
@@ -78,7 +78,7 @@ def test_a_missing_or_unknown_scope_is_refused(key: Any, message: str) -> None:
 
 @pytest.mark.parametrize("call", ["hit", "check", "record", "hold", "wait", "reset"])
 @pytest.mark.parametrize("url", [None, "sqlite:///:memory:"])
-def test_every_call_refuses_a_key_that_does_not_fit(call: str, url: str | None) -> None:
+def test_every_operation_refuses_a_mismatched_key(call: str, url: str | None) -> None:
     with Limiter(USER, name="x", store=url) as scoped, Limiter(PLAIN, name="x", store=url) as plain:
         for limiter, wrong in (
             (scoped, "ada"),
@@ -92,12 +92,12 @@ def test_every_call_refuses_a_key_that_does_not_fit(call: str, url: str | None) 
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///:memory:"])
-def test_recording_nothing_still_looks_at_the_key(url: str | None) -> None:
+def test_record_of_zero_units_still_checks_the_key(url: str | None) -> None:
     with Limiter(USER, name="x", store=url) as limiter, pytest.raises(ConfigError):
         limiter.record({"usr": "ada"}, 0)
 
 
-def test_any_mapping_will_do() -> None:
+def test_any_mapping_can_be_a_key() -> None:
     class Request(Mapping[str, str]):
         def __getitem__(self, name: str) -> str:
             return {"user": "ada"}[name]
@@ -137,11 +137,11 @@ def name_in_store(place: tuple[Any, ...]) -> bytes:
 
 
 @given(PLACES, PLACES)
-def test_no_two_states_have_one_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+def test_storage_names_are_unique(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     assert (name_in_store(one) == name_in_store(other)) == (one == other)
 
 
-def test_a_boundary_between_names_cannot_be_moved() -> None:
+def test_storage_prefix_keeps_adjacent_names_distinct() -> None:
     rule = fixed_window("5/minute")
     prefixes = {
         storage_prefix(*names, rule) for names in (("ab", "c"), ("a", "bc"), ("abc", ""), ("a:b", "c"))
@@ -165,13 +165,13 @@ def test_a_long_key_is_replaced_by_its_digest_and_a_short_one_is_not() -> None:
     assert storage_key(b"p", longer.encode())[:2] == b"pB"
 
 
-def test_a_digest_passes_for_no_other_key() -> None:
+def test_digest_never_equals_the_name_of_another_key() -> None:
     digest = storage_key(b"", "x" * 1000)
     assert storage_key(b"", digest[1:]) != digest
     assert storage_key(b"", digest) != digest
 
 
-def test_text_that_is_not_valid_unicode_is_a_key_too() -> None:
+def test_text_with_invalid_unicode_can_be_a_key() -> None:
     limiter = Limiter("1/minute", name="x", store="sqlite:///:memory:")
     assert limiter.hit("\udc80")
     assert not limiter.hit("\udc80")
@@ -191,11 +191,11 @@ def test_text_that_is_not_valid_unicode_is_a_key_too() -> None:
         ({}, {}),
     ],
 )
-def test_keys_go_as_json_can_say_them(key: Key | None, document: object) -> None:
+def test_keys_are_converted_to_json_values(key: Key | None, document: object) -> None:
     assert key_to_data(key) == document
 
 
-def test_a_scope_that_reads_like_bytes_is_refused() -> None:
+def test_scope_named_like_the_bytes_marker_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\$base64"):
         key_to_data({"$base64": "AAEC"})
 
@@ -210,7 +210,7 @@ def test_a_scope_that_reads_like_bytes_is_refused() -> None:
     ],
     ids=["sqlite", "redis", "postgresql"],
 )
-def test_a_namespace_that_is_no_text_is_refused(make: Callable[..., Any], namespace: Any) -> None:
+def test_namespace_must_be_text(make: Callable[..., Any], namespace: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         make(namespace=namespace)
     assert str(caught.value) == f"namespace= is text, not {namespace!r}"

@@ -37,7 +37,7 @@ MOST = (sliding_log("1000/minute", tiers={"pro": "1000/minute"}), sliding_window
 
 @pytest.fixture(params=["sqlite", "redis", "postgres"])
 def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyShared]:
-    """Return a shared store; nothing listens where the network stores are."""
+    """Return a shared store; no server listens at the addresses of the network stores."""
     stores = {
         "sqlite": lambda: SQLiteStore(tmp_path / "limits.db"),
         "redis": lambda: RedisStore("redis://localhost:1"),
@@ -99,7 +99,7 @@ def test_a_reload_with_a_larger_state_keeps_the_old_policy(tmp_path: Path) -> No
         assert [live["api"].hit("a").allowed for _ in range(3)] == [True, True, False]
 
 
-def test_memory_has_no_such_limit() -> None:
+def test_memory_store_has_no_size_limit_per_state() -> None:
     clock = FakeClock()
     limiter = Limiter(
         sliding_log("1500/minute", tiers={"pro": "3000/minute"}),

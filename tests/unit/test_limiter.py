@@ -1,4 +1,4 @@
-"""Limiters of both kinds: what users call."""
+"""The public methods of `Limiter` and `AsyncLimiter`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Flavour = type[Limiter] | type[AsyncLimiter]
 # --- Hit, check, record, reset ---------------------------------------------------------------------------------------
 
 
-async def test_a_hit_takes_units_until_there_are_none(flavour: Flavour, clock: FakeClock) -> None:
+async def test_hit_charges_units_until_none_remain(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", clock=clock)
     assert [(await done(limiter.hit("ada"))).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
     refused = await done(limiter.hit("ada"))
@@ -44,7 +44,9 @@ async def test_a_hit_takes_units_until_there_are_none(flavour: Flavour, clock: F
     assert (await done(limiter.hit("bob", 5))).allowed
 
 
-async def test_a_check_answers_like_a_hit_and_takes_nothing(flavour: Flavour, clock: FakeClock) -> None:
+async def test_check_returns_the_decision_of_a_hit_and_charges_nothing(
+    flavour: Flavour, clock: FakeClock
+) -> None:
     limiter = flavour("5/minute", clock=clock)
     for cost in (5, 1):
         looked = await done(limiter.check("ada", cost))
@@ -62,7 +64,7 @@ async def test_recorded_units_count_even_beyond_the_limit(flavour: Flavour, cloc
     assert refused.retry_after == 61.0
 
 
-async def test_a_reset_forgets_a_key_in_every_rule(flavour: Flavour, clock: FakeClock) -> None:
+async def test_reset_clears_a_key_in_every_rule(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("5/minute", fixed_window("5/hour"), token_bucket("5/day"), clock=clock)
     await done(limiter.hit("ada", 5))
     await done(limiter.hit("bob", 5))
@@ -72,7 +74,7 @@ async def test_a_reset_forgets_a_key_in_every_rule(flavour: Flavour, clock: Fake
     await done(limiter.reset("nobody"))
 
 
-async def test_a_reset_of_a_shared_counter_forgets_for_everybody(flavour: Flavour, clock: FakeClock) -> None:
+async def test_reset_of_a_shared_counter_applies_to_all_keys(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(
         sliding_window("5/minute", scope="*"), sliding_window("9/minute", name="own"), clock=clock
     )
@@ -81,7 +83,7 @@ async def test_a_reset_of_a_shared_counter_forgets_for_everybody(flavour: Flavou
     assert [r.remaining for r in (await done(limiter.check("ada", 0))).results] == [5, 4]
 
 
-async def test_a_time_can_be_given_with_every_call(flavour: Flavour) -> None:
+async def test_every_operation_accepts_an_explicit_time(flavour: Flavour) -> None:
     limiter = flavour("1/minute")
     assert await done(limiter.hit("ada", now=1000.0))
     assert not await done(limiter.check("ada", now=1060.0))
@@ -94,9 +96,7 @@ async def test_a_time_can_be_given_with_every_call(flavour: Flavour) -> None:
     assert await done(limiter.hit("ada", now=1222.0))
 
 
-async def test_a_limiters_clock_goes_with_every_call_to_a_store_that_is_not_its_own(
-    flavour: Flavour, clock: FakeClock
-) -> None:
+async def test_limiter_uses_its_clock_with_a_given_store(flavour: Flavour, clock: FakeClock) -> None:
     store = MemoryStore()
     limiter = flavour("1/minute", name="x", store=store, clock=clock)
     assert await done(limiter.hit("ada"))
@@ -118,7 +118,7 @@ async def test_a_limiters_clock_goes_with_every_call_to_a_store_that_is_not_its_
         await done(limiter.record("ada", now=clock.now))
 
 
-async def test_a_hold_is_given_back_by_the_limiters_clock(flavour: Flavour, clock: FakeClock) -> None:
+async def test_hold_is_released_at_the_time_of_the_limiter_clock(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(token_bucket("60/minute burst 10"), name="x", store=MemoryStore(), clock=clock)
     await done(limiter.hit("ada", 5))
     hold = await done(limiter.hold("ada", 5))
@@ -130,9 +130,7 @@ async def test_a_hold_is_given_back_by_the_limiters_clock(flavour: Flavour, cloc
 @pytest.mark.parametrize(
     "rule", [fixed_window("5/minute"), sliding_window("5/minute"), token_bucket("5/minute")], ids=str
 )
-async def test_no_count_leaves_the_range_that_every_store_counts_exactly(
-    flavour: Flavour, rule: Rule, clock: FakeClock
-) -> None:
+async def test_counts_cannot_exceed_the_exact_range(flavour: Flavour, rule: Rule, clock: FakeClock) -> None:
     limiter = flavour(rule, clock=clock)
     parts = 12_000_000 if rule.kind == "token_bucket" else 1
     await done(limiter.record("ada", MAX_UNITS // parts - 2))
@@ -144,7 +142,7 @@ async def test_no_count_leaves_the_range_that_every_store_counts_exactly(
 
 
 @pytest.mark.parametrize("cost", [-1, 1.0, True, "1", None, MAX_UNITS + 1])
-async def test_a_cost_that_is_no_whole_number_is_refused(flavour: Flavour, cost: Any) -> None:
+async def test_cost_must_be_a_whole_number(flavour: Flavour, cost: Any) -> None:
     limiter = flavour("5/minute")
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record, limiter.wait):
         with pytest.raises(ConfigError, match="a cost is a whole number"):
@@ -164,7 +162,7 @@ async def test_a_cost_above_the_capacity_is_an_error_and_not_a_refusal(flavour: 
     assert (await done(limiter.check("ada", 3))).remaining == 0
 
 
-async def test_a_cost_is_measured_by_the_callers_tier(flavour: Flavour, clock: FakeClock) -> None:
+async def test_cost_is_checked_against_the_quota_of_the_tier(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_window("5/minute", tiers={"pro": "50/minute", "off": "0/minute"}), clock=clock)
     assert await done(limiter.hit("ada", 50, tier="pro"))
     for tier in (None, "unheard of"):
@@ -174,7 +172,7 @@ async def test_a_cost_is_measured_by_the_callers_tier(flavour: Flavour, clock: F
     assert (refused.allowed, refused.limit, refused.retry_after) == (False, 0, None)
 
 
-async def test_tiers_count_in_one_state(flavour: Flavour, clock: FakeClock) -> None:
+async def test_tiers_share_one_state(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_window("5/minute", tiers={"pro": "8/minute"}), clock=clock)
     assert await done(limiter.hit("ada", 5))
     assert not await done(limiter.hit("ada"))
@@ -182,7 +180,7 @@ async def test_tiers_count_in_one_state(flavour: Flavour, clock: FakeClock) -> N
     assert not await done(limiter.hit("ada", tier="unheard of"))
 
 
-async def test_a_limit_of_nothing_refuses_and_names_no_time(flavour: Flavour, clock: FakeClock) -> None:
+async def test_zero_limit_refuses_without_a_retry_time(flavour: Flavour, clock: FakeClock) -> None:
     for rule in (fixed_window("0/minute"), sliding_window("0/minute"), token_bucket("0/minute")):
         limiter = flavour(rule, clock=clock)
         refused = await done(limiter.hit("ada", 7))
@@ -202,7 +200,7 @@ async def test_several_rules_are_charged_together(flavour: Flavour, clock: FakeC
     assert (await done(limiter.hit("ada"))).rule == "per-minute"
 
 
-async def test_scopes_count_by_their_entry_of_the_key(flavour: Flavour, clock: FakeClock) -> None:
+async def test_scoped_rules_count_by_their_entry_of_the_key(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(
         sliding_window("1/minute", scope="user"), sliding_window("2/minute", scope="realm"), clock=clock
     )
@@ -232,7 +230,7 @@ async def test_without_rules_everything_is_admitted_and_nothing_counted(flavour:
     assert len(store) == 0
 
 
-# --- What a limiter is made of ---------------------------------------------------------------------------------------
+# --- Constructor -----------------------------------------------------------------------------------------------------
 
 
 def test_a_limiter_on_a_given_store_needs_a_name(flavour: Flavour) -> None:
@@ -245,7 +243,7 @@ def test_a_limiter_on_a_given_store_needs_a_name(flavour: Flavour) -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, object(), {}, MemoryStore])
-def test_what_is_no_store_is_refused(flavour: Flavour, wrong: Any) -> None:
+def test_invalid_store_is_refused(flavour: Flavour, wrong: Any) -> None:
     with pytest.raises(
         ConfigError, match=rf"^{flavour.__name__} takes a URL or a store for it, like RedisStore\(…\), not "
     ):
@@ -263,21 +261,19 @@ def test_what_is_no_store_is_refused(flavour: Flavour, wrong: Any) -> None:
     ],
     ids=str,
 )
-def test_options_that_cannot_work_are_refused(
-    flavour: Flavour, options: dict[str, Any], message: str
-) -> None:
+def test_invalid_options_are_refused(flavour: Flavour, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         flavour("5/minute", **options)
     assert str(caught.value) == message
 
 
-async def test_two_limiters_without_a_store_do_not_count_together(flavour: Flavour, clock: FakeClock) -> None:
+async def test_limiters_without_a_store_count_separately(flavour: Flavour, clock: FakeClock) -> None:
     one, other = flavour("1/minute", name="x", clock=clock), flavour("1/minute", name="x", clock=clock)
     assert await done(one.hit("ada"))
     assert await done(other.hit("ada"))
 
 
-def test_a_limiter_says_what_it_is(flavour: Flavour) -> None:
+def test_limiter_has_a_readable_repr(flavour: Flavour) -> None:
     limiter = flavour("5/minute", fixed_window("9/day", name="daily"), name="submit")
     assert repr(limiter) == f"<{flavour.__name__} submit: per-minute (5/minute), daily (9/day)>"
     assert repr(flavour()) == f"<{flavour.__name__} unnamed: unlimited>"
@@ -297,7 +293,7 @@ async def test_a_limiter_closes_the_store_it_opened(flavour: Flavour, tmp_path: 
     await close(limiter)
 
 
-async def test_a_limiter_forgets_its_own_memory_when_it_is_closed(flavour: Flavour, clock: FakeClock) -> None:
+async def test_close_clears_the_private_memory_store_of_a_limiter(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour("1/minute", clock=clock)
     async with entered(limiter):
         await done(limiter.hit("ada"))
@@ -315,7 +311,7 @@ async def test_a_limiter_leaves_a_given_store_open(flavour: Flavour, clock: Fake
 # --- Forks and event loops -------------------------------------------------------------------------------------------
 
 
-def test_an_async_limiter_serves_one_event_loop_after_the_other(clock: FakeClock) -> None:
+def test_async_limiter_works_in_successive_event_loops(clock: FakeClock) -> None:
     limiter = AsyncLimiter("2/minute", clock=clock)
 
     async def use() -> bool:

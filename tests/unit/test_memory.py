@@ -1,4 +1,4 @@
-"""The memory store: bounded, never forgetting a live key, whatever forks and whatever the time is called."""
+"""The memory store: it is bounded, keeps live keys, and survives forks and clock changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.unit.processes import (
     SECONDS_TO_LIVE,
     Interrupted,
     Interruptions,
-    came_out_right,
+    all_succeeded,
     forking,
     in_child,
     interrupt_until,
@@ -65,7 +65,7 @@ def limited(
     return Limiter(rule, name=name, store=store), store
 
 
-# --- As the pure functions say ---------------------------------------------------------------------------------------
+# --- Comparison with the pure functions ------------------------------------------------------------------------------
 
 SHAPES = {
     "fixed": [fixed_window("7/second", tiers={"pro": "9/second", "none": "0/second"})],
@@ -94,7 +94,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("explicit", [True, False], ids=["with its own time", "by the store's clock"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_answers_like_the_pure_functions(shape: str, explicit: bool, clock: FakeClock) -> None:
+def test_memory_store_decides_like_the_pure_functions(shape: str, explicit: bool, clock: FakeClock) -> None:
     rules = rules_from(SHAPES[shape])
     pair: list[Gate] = [store(clock=clock).bind("x", rules) for store in (ReferenceStore, MemoryStore)]
     dice, period_us = random.Random(f"{shape}{explicit}"), rules[0].quota.period_us
@@ -148,8 +148,8 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("shape", EXTREMES)
-def test_the_largest_numbers_are_counted_like_the_pure_functions_do(shape: str, clock: FakeClock) -> None:
-    """Products of these pass 2^63; the times are those of the years 1970 to 2255."""
+def test_largest_numbers_are_counted_like_in_the_pure_functions(shape: str, clock: FakeClock) -> None:
+    """Products of these numbers exceed 2^63; the times are in the years 1970 to 2255."""
     rules = rules_from(EXTREMES[shape])
     pair: list[Gate] = [store(clock=clock).bind("x", rules) for store in (ReferenceStore, MemoryStore)]
     dice, now = random.Random(shape), 0
@@ -180,7 +180,7 @@ def asked(gate: Gate, request: Request) -> tuple[Decision | str, Receipts | None
         return str(error), None
 
 
-def test_a_machine_that_has_been_up_for_years_counts_like_any_other() -> None:
+def test_large_uptime_does_not_change_counting() -> None:
     up = 2**48 - 10  # microseconds: nine years
     limiter = Limiter(token_bucket("3/s"), clock=SteadyClock(lambda: up * 1000))
     for expected in (True, True, True, False, False):
@@ -191,7 +191,7 @@ def test_a_machine_that_has_been_up_for_years_counts_like_any_other() -> None:
     assert limiter.check("ada", 0).remaining == 2
 
 
-def test_of_several_buckets_the_oldest_is_gone_to_the_microsecond(clock: FakeClock) -> None:
+def test_oldest_bucket_expires_at_the_exact_microsecond(clock: FakeClock) -> None:
     limiter = Limiter(sliding_window("7/second", buckets=10), clock=clock)
     for _ in range(3):
         last = limiter.hit("ada")
@@ -206,7 +206,7 @@ def test_of_several_buckets_the_oldest_is_gone_to_the_microsecond(clock: FakeClo
 
 @pytest.mark.parametrize("key", [["ada"], None, 5, b"ada", "ada", {"user": "ada"}, {"user": 5}, {}], ids=repr)
 @pytest.mark.parametrize("shape", ["fixed", "four", "scoped", "shared"])
-def test_what_is_wrong_with_a_key_is_said_by_every_operation_alike(shape: str, key: Any) -> None:
+def test_every_operation_reports_an_invalid_key_with_the_same_error(shape: str, key: Any) -> None:
     store = MemoryStore()
     limiter = Limiter(*SHAPES[shape], name="x", store=store)
     calls: list[Callable[..., Any]] = [
@@ -231,7 +231,7 @@ def test_what_is_wrong_with_a_key_is_said_by_every_operation_alike(shape: str, k
     assert fits or len(store) == 0
 
 
-def test_a_key_of_a_subclass_is_the_text_in_it(clock: FakeClock) -> None:
+def test_key_of_a_str_subclass_equals_its_text(clock: FakeClock) -> None:
     class Name(str):
         __slots__ = ()
 
@@ -276,8 +276,8 @@ def test_new_keys_of_a_full_store_share_one_quota(make: Make, clock: FakeClock) 
 
 
 @every_kind
-def test_the_overflow_key_is_used_until_it_is_fresh_again(make: Make, clock: FakeClock) -> None:
-    """Room alone does not end it: who was counted there would have a second quota of its own."""
+def test_overflow_key_is_used_until_it_is_fresh(make: Make, clock: FakeClock) -> None:
+    """Free room alone does not end the overflow: a key that was counted there would get a second quota."""
     limiter, store = limited(make("3/minute"), clock, max_keys=2)
     limiter.hit("ada")
     limiter.hit("eve")
@@ -304,14 +304,14 @@ def test_a_key_counted_in_overflow_never_has_twice_its_quota(make: Make, clock: 
         if limiter.hit("bob"):
             times.append(clock.now_us())
         clock.advance(1.7)
-    # What these two admit around an edge, or with their burst.
+    # These two kinds admit more around an edge, or with their burst.
     most = 6 if make in (fixed_window, token_bucket) else 3
     for start in times:
         assert sum(start <= time < start + 60_000_000 for time in times) <= most
 
 
 @every_kind
-def test_units_held_in_overflow_are_given_back_there(make: Make, clock: FakeClock) -> None:
+def test_units_held_in_overflow_are_refunded_in_overflow(make: Make, clock: FakeClock) -> None:
     limiter, store = limited(make("3/minute"), clock, max_keys=1)
     limiter.hit("ada", 3)
     hold = limiter.hold("bob", 3)
@@ -324,7 +324,7 @@ def test_units_held_in_overflow_are_given_back_there(make: Make, clock: FakeCloc
     assert store.overflowed
 
 
-def test_a_store_full_of_another_limiters_dead_keys_has_room(clock: FakeClock) -> None:
+def test_expired_keys_of_another_limiter_are_replaced_in_a_full_store(clock: FakeClock) -> None:
     store = MemoryStore(max_keys=10, clock=clock)
     first, second = (Limiter("5/second", name=name, store=store) for name in ("first", "second"))
     for number in range(10):
@@ -335,7 +335,7 @@ def test_a_store_full_of_another_limiters_dead_keys_has_room(clock: FakeClock) -
     assert len(store) == 1
 
 
-def test_each_rule_of_a_limiter_overflows_by_itself(clock: FakeClock) -> None:
+def test_each_rule_of_a_limiter_overflows_separately(clock: FakeClock) -> None:
     store = MemoryStore(max_keys=2, clock=clock)
     limiter = Limiter("5/second", "5/hour", name="x", store=store)
     limiter.hit("ada")
@@ -347,7 +347,7 @@ def test_each_rule_of_a_limiter_overflows_by_itself(clock: FakeClock) -> None:
     assert [result.allowed for result in limiter.check("cyd", 1).results] == [True, False]
 
 
-def test_a_shared_counter_is_one_counter_in_overflow_too(clock: FakeClock) -> None:
+def test_shared_counter_stays_one_counter_in_overflow(clock: FakeClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     Limiter("5/hour", name="other", store=store).hit("ada")
     limiter = Limiter(sliding_window("3/minute", scope="*"), name="x", store=store)
@@ -360,11 +360,11 @@ def test_a_store_without_room_for_a_key_is_refused(wrong: Any) -> None:
         MemoryStore(max_keys=wrong)
 
 
-# --- Forgetting ------------------------------------------------------------------------------------------------------
+# --- Removal of keys -------------------------------------------------------------------------------------------------
 
 
 @every_kind
-def test_dead_keys_go_as_new_ones_come(make: Make, clock: FakeClock) -> None:
+def test_new_keys_remove_expired_keys(make: Make, clock: FakeClock) -> None:
     limiter, store = limited(make("2/second"), clock, max_keys=100_000)
     for number in range(5_000):
         limiter.hit(f"{number}")
@@ -374,7 +374,7 @@ def test_dead_keys_go_as_new_ones_come(make: Make, clock: FakeClock) -> None:
 
 
 @every_kind
-def test_no_single_call_looks_at_more_than_a_few_old_keys(make: Make, clock: FakeClock) -> None:
+def test_one_call_examines_only_a_few_old_keys(make: Make, clock: FakeClock) -> None:
     limiter, store = limited(make("2/second"), clock, max_keys=100_000)
     for number in range(2_000):
         limiter.hit(f"{number}")
@@ -385,7 +385,7 @@ def test_no_single_call_looks_at_more_than_a_few_old_keys(make: Make, clock: Fak
 
 
 @every_kind
-def test_live_keys_stay_among_dead_ones(make: Make, clock: FakeClock) -> None:
+def test_live_keys_are_kept_when_expired_keys_are_removed(make: Make, clock: FakeClock) -> None:
     limiter, store = limited(make("2/hour"), clock, max_keys=100_000)
     assert limiter.hit("ada", 2)
     for number in range(50):
@@ -406,7 +406,7 @@ def test_released_and_reset_keys_make_room(clock: FakeClock) -> None:
 
 
 @every_kind
-def test_a_state_at_a_time_of_the_callers_own_outlives_it_by_an_hour_of_the_stores(
+def test_state_with_an_explicit_time_is_kept_one_more_hour_of_store_time(
     make: Make, clock: FakeClock
 ) -> None:
     limiter, _ = limited(make("2/minute"), clock, max_keys=100_000)
@@ -419,8 +419,8 @@ def test_a_state_at_a_time_of_the_callers_own_outlives_it_by_an_hour_of_the_stor
 
 
 @every_kind
-def test_a_key_used_at_both_kinds_of_time_is_kept_by_the_later_call(make: Make, clock: FakeClock) -> None:
-    """Mixing them on one key is asking for trouble, but a live key must not be forgotten for it."""
+def test_key_used_with_store_time_and_explicit_time_is_kept(make: Make, clock: FakeClock) -> None:
+    """Mixing both on one key is not recommended, but a live key must not be removed."""
     limiter, _ = limited(make("2/minute"), clock, max_keys=100_000)
     limiter.hit("ada", 1, now=clock.now)
     clock.advance(3_659)
@@ -432,7 +432,7 @@ def test_a_key_used_at_both_kinds_of_time_is_kept_by_the_later_call(make: Make, 
 
 
 @every_kind
-def test_a_closed_store_has_forgotten_everything_and_can_be_used(make: Make, clock: FakeClock) -> None:
+def test_closed_memory_store_is_empty_and_usable(make: Make, clock: FakeClock) -> None:
     limiter, store = limited(make("2/minute"), clock, max_keys=1)
     limiter.hit("ada", 2)
     limiter.hit("bob", 2)
@@ -456,7 +456,7 @@ async def test_a_store_is_an_async_context_manager(clock: FakeClock) -> None:
     assert len(store) == 0
 
 
-def test_it_says_what_it_keeps() -> None:
+def test_guarantees_of_the_store() -> None:
     guarantees = MemoryStore().guarantees
     assert guarantees.exact
     assert guarantees.all_or_nothing
@@ -465,10 +465,10 @@ def test_it_says_what_it_keeps() -> None:
     assert "each process counts separately" in guarantees.may_lose
 
 
-# --- Whose state is whose --------------------------------------------------------------------------------------------
+# --- Separate and shared states --------------------------------------------------------------------------------------
 
 
-def test_limiters_of_one_name_share_their_states_and_others_do_not(clock: FakeClock) -> None:
+def test_only_limiters_with_the_same_name_share_states(clock: FakeClock) -> None:
     store = MemoryStore(clock=clock)
     one, same, other = (Limiter("2/minute", name=name, store=store) for name in ("x", "x", "y"))
     assert one.hit("ada", 2)
@@ -476,7 +476,7 @@ def test_limiters_of_one_name_share_their_states_and_others_do_not(clock: FakeCl
     assert other.hit("ada", 2)
 
 
-def test_a_limiter_shares_its_states_between_sync_and_async(clock: FakeClock) -> None:
+def test_sync_and_async_limiters_share_states(clock: FakeClock) -> None:
     store = MemoryStore(clock=clock)
     limiter, other = (
         Limiter("2/minute", name="x", store=store),
@@ -487,11 +487,11 @@ def test_a_limiter_shares_its_states_between_sync_and_async(clock: FakeClock) ->
     assert not limiter.hit("ada")
 
 
-# --- What a log keeps, and what a clock says -------------------------------------------------------------------------
+# --- Entries of a log, and invalid clocks ----------------------------------------------------------------------------
 
 
 @pytest.mark.deep
-def test_a_log_does_not_grow_with_holds_that_were_given_back(clock: FakeClock) -> None:
+def test_released_holds_do_not_grow_a_log(clock: FakeClock) -> None:
     """There is always a newer hold when one is released, so none of them is ever the last entry."""
     limiter = Limiter(sliding_log("10/hour"), clock=clock)
     hold = limiter.hold("ada")
@@ -508,8 +508,8 @@ def test_a_log_does_not_grow_with_holds_that_were_given_back(clock: FakeClock) -
     assert limiter.check("ada", 0).remaining == 9
 
 
-class Saying(SteadyClock):
-    """A clock that says whatever it is told to."""
+class FixedTimeClock(SteadyClock):
+    """A clock that returns a given value, valid or not."""
 
     def __init__(self, time: Any) -> None:
         super().__init__()
@@ -522,10 +522,10 @@ class Saying(SteadyClock):
 @every_kind
 @pytest.mark.parametrize("time", [-1, -(2**62), 2**53, 2**63 - 1, 2**63, 2**70, 1.5, 1.7e15, None, "noon"])
 @pytest.mark.parametrize("store", [None, "given"])
-def test_a_clock_that_tells_no_time_is_an_error(make: Make, time: Any, store: str | None) -> None:
-    """Counted with it, numbers could pass 2^63, and keys meet that have nothing to do with each other."""
+def test_invalid_time_from_a_clock_is_an_error(make: Make, time: Any, store: str | None) -> None:
+    """With such a time, numbers could exceed 2^63, and unrelated keys could collide."""
     on = {} if store is None else {"name": "x", "store": MemoryStore()}
-    limiter = Limiter(make("2/s"), clock=Saying(time), **on)  # type: ignore[arg-type]
+    limiter = Limiter(make("2/s"), clock=FixedTimeClock(time), **on)  # type: ignore[arg-type]
     for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
         with pytest.raises(ConfigError, match="clock"):
             call("ada")
@@ -533,13 +533,13 @@ def test_a_clock_that_tells_no_time_is_an_error(make: Make, time: Any, store: st
 
 @every_kind
 @pytest.mark.parametrize("time", [0, 2**53 - 1])
-def test_the_first_and_the_last_time_are_times(make: Make, time: int) -> None:
-    limiter = Limiter(make("2/s"), clock=Saying(time))
+def test_smallest_and_largest_times_are_valid(make: Make, time: int) -> None:
+    limiter = Limiter(make("2/s"), clock=FixedTimeClock(time))
     assert [limiter.hit(key).allowed for key in "aaabbb"] == [True, True, False] * 2
 
 
-def test_a_gate_that_is_asked_nothing_says_so() -> None:
-    """Compiled code would read it as a request, and take the interpreter with it."""
+def test_gate_refuses_none_as_a_request() -> None:
+    """Compiled code would use `None` as a request, and crash the interpreter."""
     gate = MemoryStore().bind("x", rules_from(["2/s"]))
     with pytest.raises((TypeError, AttributeError)):
         gate.decide(None)  # type: ignore[arg-type]
@@ -548,8 +548,8 @@ def test_a_gate_that_is_asked_nothing_says_so() -> None:
 @pytest.mark.parametrize(
     "function", [Limiter.hit, AsyncLimiter.check, Decision.raise_if_denied, MemoryGate.decide]
 )
-def test_a_method_of_a_class_says_what_it_is_missing(function: Any) -> None:
-    """`Limiter.hit("ada")`, without a limiter: compiled code would read the key as one, and crash."""
+def test_method_called_without_an_instance_raises(function: Any) -> None:
+    """`Limiter.hit("ada")`, without a limiter: compiled code would use the key as the limiter, and crash."""
     with pytest.raises((TypeError, AttributeError)):
         function("ada")
 
@@ -558,7 +558,7 @@ class Slotted:
     __slots__ = ("extra",)
 
 
-def test_a_limiter_may_have_other_bases() -> None:
+def test_limiter_supports_multiple_inheritance() -> None:
     class Mixed(Limiter, Slotted):
         pass
 
@@ -567,8 +567,8 @@ def test_a_limiter_may_have_other_bases() -> None:
     assert limiter.hit("ada")
 
 
-def test_limiters_may_be_made_while_a_full_store_looks_for_room(clock: FakeClock) -> None:
-    """Here by the clock that it reads on the way; in plain Python, another thread may do so at any time."""
+def test_limiter_can_be_created_while_a_full_store_searches_expired_keys(clock: FakeClock) -> None:
+    """Here the clock creates them during the search; in plain Python, another thread may do so at any time."""
 
     class Making(FakeClock):
         made = 0
@@ -590,18 +590,18 @@ def test_limiters_may_be_made_while_a_full_store_looks_for_room(clock: FakeClock
 # --- Forks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_child_begins_with_what_the_parent_counted_and_then_counts_for_itself(clock: FakeClock) -> None:
+def test_child_process_starts_with_the_counts_of_its_parent(clock: FakeClock) -> None:
     limiter = Limiter("3/minute", clock=clock)
     limiter.hit("ada", 2)
     assert in_child(lambda: limiter.hit("ada").allowed and not limiter.hit("ada"))
     assert limiter.hit("ada")
 
 
-def test_a_fork_while_other_threads_are_at_work_leaves_no_lock_behind(hasty_threads: None) -> None:
+def test_fork_while_other_threads_call_leaves_no_lock_held(hasty_threads: None) -> None:
     limiter, stop = Limiter("1000000/minute"), threading.Event()
 
     def work() -> None:
-        # Else the lock is taken again before anybody else gets it, least of all a fork.
+        # Otherwise this thread takes the lock again before another thread or a fork gets it.
         while not stop.wait(0.000_1):
             for _ in range(20):
                 limiter.hold("ada").release()
@@ -618,8 +618,8 @@ def test_a_fork_while_other_threads_are_at_work_leaves_no_lock_behind(hasty_thre
             thread.join()
 
 
-def test_a_fork_in_the_middle_of_a_call_leaves_both_processes_counting() -> None:
-    """As in a signal handler: the thread that forks is inside a call, and goes on with it in both processes."""
+def test_both_processes_work_after_a_fork_during_a_call() -> None:
+    """Like in a signal handler: the thread that forks is inside a call, and continues it in both processes."""
 
     class ForkingClock(SteadyClock):
         child: int | None = None
@@ -630,7 +630,7 @@ def test_a_fork_in_the_middle_of_a_call_leaves_both_processes_counting() -> None
                 self.child = os.fork()
                 try:
                     limiter.hit("ada")
-                except StoreUnavailable:  # in both: the call is under way
+                except StoreUnavailable:  # in both processes, during the call
                     self.refused = True
             return super().now_us()
 
@@ -648,13 +648,13 @@ def test_a_fork_in_the_middle_of_a_call_leaves_both_processes_counting() -> None
             )
         )
     assert clock.child is not None
-    assert came_out_right(clock.child)
+    assert all_succeeded(clock.child)
     assert (clock.refused, admitted) == (True, 1)
     assert limiter.hit("ada").remaining == 0
 
 
-def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes_counting() -> None:
-    """The hooks take the lock that the call under the handler waits for; in the child, too, that call has to get it."""
+def test_both_processes_work_after_a_fork_in_a_signal_handler() -> None:
+    """The hooks take the lock that the interrupted call waits for; this call must get it in the child, too."""
     inside, may_go_on = threading.Event(), threading.Event()
     calling, children = list[int](), list[int]()
 
@@ -662,7 +662,9 @@ def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes
         def now_us(self) -> int:
             if threading.current_thread() is slow:
                 inside.set()
-                while not calling:  # and then it waits, for else this thread would not run
+                while (
+                    not calling
+                ):  # after the loop the main thread waits, otherwise this thread would not run
                     pass
                 interrupt_until(may_go_on, calling[0])
             return super().now_us()
@@ -688,15 +690,15 @@ def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes
         signal.signal(signal.SIGUSR1, usual)
     if not children[0]:
         run_and_exit(lambda: remaining == 3 and limiter.hit("ada").remaining == 2)
-    assert came_out_right(children[0])
+    assert all_succeeded(children[0])
     assert remaining == 3
     assert limiter.hit("ada").remaining == 2
 
 
-def test_a_fork_that_could_not_be_prepared_leaves_a_child_that_counts(
+def test_child_process_works_after_an_unprepared_fork(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
-    """A signal handler may raise ahead of the first line of `before_fork`; and an earlier fork came inside a call."""
+    """A signal handler may raise before the first line of `before_fork`; and an earlier fork happened inside a call."""
     limiter = Limiter("3/minute", clock=clock)
     store = limiter.store
     assert isinstance(store, MemoryStore)
@@ -705,20 +707,20 @@ def test_a_fork_that_could_not_be_prepared_leaves_a_child_that_counts(
     assert in_child(lambda: limiter.hit("ada").allowed)
 
 
-def test_a_child_gives_its_states_births_of_its_own() -> None:
-    """A receipt of the parent's must not fit a state that the child has made anew, nor the other way round."""
+def test_child_process_uses_different_births() -> None:
+    """A receipt of the parent must not match a new state of the child, nor the other way round."""
     store = MemoryStore()
     before = store._counters.births
     assert in_child(lambda: abs(store._counters.births - before) > 1_000)
 
 
-# --- Calls from inside a call ----------------------------------------------------------------------------------------
+# --- Reentrant calls -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", ["bucket", "four"])
 @pytest.mark.parametrize("call", ["hit", "check", "hold", "record", "reset"])
-def test_a_call_from_inside_a_call_is_refused_at_once_and_harms_nothing(shape: str, call: str) -> None:
-    """A signal handler, a `__del__` or a weak reference's callback may run anywhere, on the thread that is inside."""
+def test_reentrant_call_is_refused_and_changes_nothing(shape: str, call: str) -> None:
+    """A signal handler, a `__del__` or a weak reference callback may run at any point of a call, in the same thread."""
 
     class Reentering(SteadyClock):
         armed = False
@@ -740,7 +742,7 @@ def test_a_call_from_inside_a_call_is_refused_at_once_and_harms_nothing(shape: s
     assert limiter.hit("bob")
 
 
-def test_other_threads_wait_for_the_call_under_way() -> None:
+def test_other_threads_wait_for_the_current_call() -> None:
     inside, may_go_on = threading.Event(), threading.Event()
 
     class Slow(SteadyClock):
@@ -767,10 +769,10 @@ def test_other_threads_wait_for_the_call_under_way() -> None:
 
 
 @every_kind
-def test_an_exception_from_a_signal_handler_leaves_no_lock_behind(
+def test_exception_from_a_signal_handler_leaves_no_lock_held(
     make: Make, interruptions: Interruptions
 ) -> None:
-    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards."""
+    """Like Ctrl-C in a notebook, or the soft timeout of a worker: the limiter must still work afterwards."""
     store = MemoryStore()
     limiter = Limiter(make("1000000/hour"), name="x", store=store)
     for _ in interruptions(lambda: limiter.hit("ada")):
@@ -778,10 +780,10 @@ def test_an_exception_from_a_signal_handler_leaves_no_lock_behind(
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_an_exception_from_a_signal_handler_while_others_are_inside_leaves_no_lock_behind(
+def test_exception_from_a_signal_handler_with_busy_threads_leaves_no_lock_held(
     interruptions: Interruptions,
 ) -> None:
-    """Of a clock that is written in Python, threads take turns in the middle of calls, and then wait for each other."""
+    """With a clock written in Python, threads switch in the middle of calls, and then wait for each other."""
 
     class Slow(SteadyClock):
         def now_us(self) -> int:
@@ -809,7 +811,7 @@ def test_an_exception_from_a_signal_handler_while_others_are_inside_leaves_no_lo
 
 
 class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]
-    """A signal comes right after a call has taken it; the test itself takes it without blocking."""
+    """A lock that is interrupted by a signal right after a call has taken it; the test itself takes it without blocking."""
 
     def acquire(self, blocking: bool = True) -> bool:
         taken: bool = super().acquire(blocking)
@@ -819,7 +821,7 @@ class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("call", ["hit", "reset"])
-def test_a_signal_right_after_the_lock_was_taken_leaves_none_behind(call: str) -> None:
+def test_signal_right_after_lock_acquisition_leaves_no_lock_held(call: str) -> None:
     limiter = Limiter("2/hour")
     counters = limiter.store._counters  # type: ignore[attr-defined]
     usual, counters.lock = counters.lock, InterruptedLock()
@@ -846,7 +848,7 @@ def is_free(lock: Any) -> bool:
 
 
 def test_interrupted_call_never_frees_charged_units(interruptions: Interruptions) -> None:
-    """New buckets come every few hits, so that adding one to a state is interrupted too."""
+    """Every few hits add a new bucket, so that this step is interrupted too."""
     limiter = Limiter(
         fixed_window("1000000000/day"),
         sliding_window("1000000000/day", buckets=100_000),
@@ -865,7 +867,7 @@ def test_interrupted_call_never_frees_charged_units(interruptions: Interruptions
     assert admitted
 
 
-def test_an_interrupted_renewal_keeps_the_place_and_its_receipt(interruptions: Interruptions) -> None:
+def test_interrupted_renew_keeps_the_place_and_its_receipt(interruptions: Interruptions) -> None:
     limiter = Limiter(concurrent(9, lease="1h"), sliding_log("9/hour"))
     holds = [limiter.hold("ada") for _ in range(3)]
     for _ in interruptions(lambda: [hold.renew() for hold in holds]):
@@ -875,7 +877,7 @@ def test_an_interrupted_renewal_keeps_the_place_and_its_receipt(interruptions: I
     assert [result.remaining for result in limiter.check("ada", 0).results] == [9, 9]
 
 
-def test_buckets_of_a_window_that_begins_anew_expire_when_time_is_repeated() -> None:
+def test_buckets_expire_when_a_reset_window_repeats_the_same_times() -> None:
     limiter = Limiter("10/minute")
     for now in (1000, 1050, 1075):  # at the last time, the first bucket has expired
         limiter.hit("ada", now=now)
@@ -885,7 +887,7 @@ def test_buckets_of_a_window_that_begins_anew_expire_when_time_is_repeated() -> 
     assert limiter.check("ada", 0, now=1075).remaining == 9
 
 
-def test_a_window_for_which_there_is_no_memory_left_keeps_its_buckets() -> None:
+def test_window_keeps_its_buckets_after_a_memory_error() -> None:
     if is_compiled():
         pytest.skip("a compiled state takes no array of a test")
 
@@ -905,8 +907,8 @@ def test_a_window_for_which_there_is_no_memory_left_keeps_its_buckets() -> None:
     assert limiter.check("ada", 0, now=1065).remaining == 9
 
 
-def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:
-    """Keys come and expire all the time; whatever is interrupted, the store knows how many it keeps."""
+def test_interrupted_call_keeps_the_key_count_correct(interruptions: Interruptions) -> None:
+    """Keys are added and expire all the time; after any interruption, the store still knows their number."""
     now = 0
     store = MemoryStore(max_keys=100, clock=SteadyClock(lambda: now))
     limiter = Limiter("5/ms", name="x", store=store)
@@ -920,18 +922,18 @@ def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:
     for _ in interruptions(hit):
         assert len(store) <= 100
     now += 1_000_000_000
-    for number in range(100):  # each drops two of those that were there
+    for number in range(100):  # each hit removes two expired keys
         limiter.hit(f"later {number}")
     assert len(store) == 100
     assert limiter.check("one more", 0).remaining != 0
 
 
-# --- Answers to be awaited -------------------------------------------------------------------------------------------
+# --- Async answers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["by the store itself", "through hooks"])
 async def test_a_task_of_an_answer_can_be_described(hooked: bool, clock: FakeClock) -> None:
-    """As asyncio does in its log, and `asyncio.run` on its way out; since Python 3.12 that asks for a truth value."""
+    """asyncio prints tasks in its log and at the end of `asyncio.run`; since Python 3.12 this tests the truth value."""
     limiter = AsyncLimiter("3/minute", clock=clock, hooks=[Hook()] if hooked else [])
     tasks = [asyncio.create_task(answer) for answer in (limiter.hit("ada"), limiter.check("ada"))]
     assert all("Task" in repr(task) for task in tasks)

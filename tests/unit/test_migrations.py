@@ -33,7 +33,7 @@ def applied(database: sqlite3.Connection) -> list[Any]:
     return database.execute("SELECT number, name FROM done ORDER BY number").fetchall()
 
 
-def test_what_is_missing_is_applied_once_and_in_order(
+def test_missing_migrations_are_applied_once_and_in_order(
     database: sqlite3.Connection, execute: Callable[[str], list[Any]]
 ) -> None:
     assert apply(execute, KNOWN[:1], "done", "sqlite") == KNOWN[:1]
@@ -43,7 +43,7 @@ def test_what_is_missing_is_applied_once_and_in_order(
     assert database.execute("SELECT name FROM people").fetchall() == [("ada",)]
 
 
-async def test_tasks_apply_them_likewise(
+async def test_async_migrations_are_applied_once(
     database: sqlite3.Connection, execute: Callable[[str], list[Any]]
 ) -> None:
     async def run(statement: str) -> list[Any]:
@@ -54,7 +54,7 @@ async def test_tasks_apply_them_likewise(
     assert len(applied(database)) == 2
 
 
-def test_a_newer_database_is_left_alone_or_refused(execute: Callable[[str], list[Any]]) -> None:
+def test_newer_database_is_unchanged_or_refused(execute: Callable[[str], list[Any]]) -> None:
     apply(execute, KNOWN, "done", "sqlite")
     assert apply(execute, KNOWN[:1], "done", "sqlite") == []
     with pytest.raises(MigrationError, match="migration 2, which a newer version"):
@@ -72,7 +72,7 @@ def test_on_postgresql_processes_wait_for_each_other() -> None:
     assert said[0] == "SELECT pg_advisory_xact_lock(hashtextextended('done', 0))"
 
 
-def test_files_are_read_by_their_numbers(tmp_path: Path) -> None:
+def test_migration_files_are_read_in_order_of_their_numbers(tmp_path: Path) -> None:
     for name in ("0002_add_one.sql", "0001_create_people.sql", "README.md", "1_no.sql"):
         (tmp_path / name).write_text(name)
     assert read_migrations(tmp_path) == [

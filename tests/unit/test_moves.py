@@ -1,4 +1,4 @@
-"""Holds that are confirmed or renewed: what a caller sees of it, in threads and tasks."""
+"""`confirm` and `renew` of holds, in threads and tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_refused_confirmation_leaves_the_hold_open(
     assert hold.final == 1
 
 
-async def test_a_hold_that_has_ended_is_not_confirmed(flavour: Flavour, store: SQLiteStore) -> None:
+async def test_ended_hold_cannot_be_confirmed(flavour: Flavour, store: SQLiteStore) -> None:
     limiter = made(flavour, store, sliding_log("5/minute"))
     released, settled = await done(limiter.hold("a", 2)), await done(limiter.hold("a", 2))
     await done(released.release())
@@ -77,7 +77,7 @@ async def test_a_hold_that_has_ended_is_not_confirmed(flavour: Flavour, store: S
     assert (await done(limiter.check("a", 0))).remaining == 4
 
 
-async def test_a_cost_that_never_fits_leaves_the_hold_open(flavour: Flavour, store: SQLiteStore) -> None:
+async def test_confirm_above_the_capacity_leaves_the_hold_open(flavour: Flavour, store: SQLiteStore) -> None:
     limiter = made(flavour, store, sliding_log("5/minute"))
     hold = await done(limiter.hold("a", 2))
     with pytest.raises(CostTooHigh):
@@ -88,8 +88,8 @@ async def test_a_cost_that_never_fits_leaves_the_hold_open(flavour: Flavour, sto
     assert await done(hold.release()) == 0
 
 
-class Down:
-    """A gate that fails every other time."""
+class FailingMoves:
+    """A gate that raises for every move of a hold."""
 
     def __init__(self, gate: Any) -> None:
         self.gate = gate
@@ -106,9 +106,9 @@ class Down:
         self.gate.refund(receipts, cost, now)
 
 
-def test_a_confirmation_whose_outcome_is_unknown_is_not_sent_again() -> None:
+def test_confirm_with_an_unknown_outcome_is_not_retried() -> None:
     limiter = Limiter(sliding_log("5/minute"), name="moves", store=ReferenceStore(clock=FakeClock()))
-    gate = Down(limiter.gate)
+    gate = FailingMoves(limiter.gate)
     limiter.gate = gate  # type: ignore[assignment]
     hold = limiter.hold("a", 2)
     with pytest.raises(StoreUnavailable):
@@ -172,7 +172,7 @@ async def test_a_guarded_call_holds_its_place_while_it_runs(flavour: Flavour, st
 
 
 class Notes(Hook):
-    """Writes down what it hears."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any]] = []
@@ -184,7 +184,7 @@ class Notes(Hook):
         self.heard.append(("settled", cost))
 
 
-async def test_hooks_hear_of_moves_and_of_the_end(
+async def test_hooks_receive_moves_and_the_settlement(
     flavour: Flavour, store: SQLiteStore, clock: FakeClock
 ) -> None:
     hook = Notes()
@@ -204,7 +204,7 @@ async def test_hooks_hear_of_moves_and_of_the_end(
 # --- The pure functions -----------------------------------------------------------------------------------------------
 
 
-def test_units_that_expired_are_taken_anew_and_others_stay() -> None:
+def test_move_charges_expired_units_again() -> None:
     log = SlidingWindow("x", 5, 1, 60)
     held, _ = log.decide(None, 0, 3, 1)
     assert held is not None
@@ -217,7 +217,7 @@ def test_units_that_expired_are_taken_anew_and_others_stay() -> None:
     assert refused[0] is later
 
 
-def test_a_refused_move_speaks_of_the_state_as_it_is() -> None:
+def test_refused_move_reports_the_current_state() -> None:
     log = SlidingWindow("x", 5, 1, 60)
     held, _ = log.decide(None, 0, 3, 1)
     assert held is not None
@@ -225,8 +225,8 @@ def test_a_refused_move_speaks_of_the_state_as_it_is() -> None:
     assert log.move(full, log.receipt(None, held, 3), 20, 4, 3) == (full, Verdict(False, 5, 0, 50, 50))
 
 
-def test_units_of_another_shape_stay_where_they_are() -> None:
-    """The two drain at different rates, so no one could say how long to wait for both."""
+def test_units_of_another_shape_are_not_moved() -> None:
+    """The two shapes drain at different rates, so the wait for both cannot be computed."""
     fast, slow = TokenBucket("x", 10, 2, 1, 1), TokenBucket("x", 10, 1, 1, 1)
     held, _ = fast.decide(None, 0, 8, 1)
     assert held is not None
@@ -235,7 +235,7 @@ def test_units_of_another_shape_stay_where_they_are() -> None:
     assert fast.move(held, receipt, 1, 5, 2)[1].remaining == 5
 
 
-def test_by_a_clock_that_went_back_units_do_not_move_to_an_earlier_time() -> None:
+def test_units_do_not_move_back_when_the_clock_is_set_back() -> None:
     log = SlidingWindow("x", 5, 1, 60)
     held, _ = log.decide(None, 100, 3, 1)
     assert held is not None
@@ -244,8 +244,8 @@ def test_by_a_clock_that_went_back_units_do_not_move_to_an_earlier_time() -> Non
     assert verdict == Verdict(True, 5, 2, None, 120)
 
 
-def test_the_wait_for_units_that_fade_is_that_of_the_bucket_as_it_is() -> None:
-    """Ten held and ten hit at 0, five more at 5: what drains from 5 on is what would be given back."""
+def test_wait_of_a_refused_move_is_that_of_the_current_bucket() -> None:
+    """Ten held and ten hit at 0, five more hit at 5: the units that drain after 5 are the units of the hold."""
     bucket = TokenBucket("x", 20, 1, 1, 1)
     held, _ = bucket.decide(None, 0, 10, 1)
     assert held is not None
@@ -259,7 +259,7 @@ def test_the_wait_for_units_that_fade_is_that_of_the_bucket_as_it_is() -> None:
     assert bucket.move(state, receipt, 15, 10, 4)[1].allowed
 
 
-def test_places_are_found_by_number_and_ordered_by_their_ends() -> None:
+def test_places_are_found_by_number_and_sorted_by_end_time() -> None:
     long, short = Concurrent("x", 5, 60), Concurrent("x", 5, 10)
     first, _ = long.decide(None, 0, 1, 7)
     second, verdict = short.decide(first, 5, 2, 8)
@@ -277,8 +277,8 @@ def test_places_are_found_by_number_and_ordered_by_their_ends() -> None:
     assert long.fresh_at(second) == 60
 
 
-def test_a_lease_begins_no_earlier_than_the_newest() -> None:
-    """By a clock that went back and has caught up, it would be too short."""
+def test_lease_never_starts_before_the_newest_lease() -> None:
+    """Otherwise it would be too short when the clock was set back and has caught up."""
     rule = Concurrent("x", 5, 60)
     state, _ = rule.decide(None, 100, 1, 7)
     assert rule.decide(state, 40, 1, 8)[0] == (7, 100, 160, 7, 1, 160, 8, 1)

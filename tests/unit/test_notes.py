@@ -1,4 +1,4 @@
-"""Notes in memory and in SQLite: how much room they take, and what a full store says."""
+"""Notes in memory and in SQLite: their number, their removal and the error of a full store."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from headgate.testing import FakeClock
 from tests.unit.processes import forking, in_child
 
 
-def test_stores_that_keep_notes_say_so() -> None:
+def test_stores_report_that_they_keep_notes() -> None:
     assert MemoryStore().notes is not None
     assert KVStore(MemoryKV()).notes is None
 
 
 @pytest.mark.parametrize("name", ["", "8:headgate", "t", "5:login18:rulealice", "\ud800", "x" * 200])
-def test_no_state_has_the_name_of_a_note(name: str) -> None:
-    """After the namespace, a state's name goes on with a length and a note's with a letter."""
+def test_names_of_states_and_notes_never_collide(name: str) -> None:
+    """After the namespace, the name of a state continues with a length, and the name of a note with a letter."""
     found = note_key("headgate", name)
     assert found.startswith(b"8:headgatenote:")
     prefix = storage_prefix("headgate", "ote:", sliding_window("5/minute", name="n"))
@@ -43,7 +43,7 @@ def test_no_state_has_the_name_of_a_note(name: str) -> None:
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-async def test_notes_that_have_expired_make_room() -> None:
+async def test_expired_notes_are_replaced_by_new_notes() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     for number in range(2_000):
@@ -53,7 +53,7 @@ async def test_notes_that_have_expired_make_room() -> None:
     assert len(store._notes._expiring) <= 61
 
 
-async def test_a_burst_of_notes_is_gone_after_as_many_more() -> None:
+async def test_expired_notes_are_removed_by_the_same_number_of_new_notes() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     for number in range(1_000):
@@ -64,7 +64,7 @@ async def test_a_burst_of_notes_is_gone_after_as_many_more() -> None:
     assert len(store._notes) == 1_000
 
 
-async def test_a_full_store_refuses_new_notes_and_forgets_no_live_one() -> None:
+async def test_full_store_refuses_new_notes_and_keeps_live_notes() -> None:
     clock = FakeClock()
     store = MemoryStore(max_notes=3, clock=clock)
     for number in range(3):
@@ -77,10 +77,10 @@ async def test_a_full_store_refuses_new_notes_and_forgets_no_live_one() -> None:
     assert await store.note("one more", "text", 60) == "text"
 
 
-async def test_a_note_that_was_noted_anew_is_not_dropped_at_its_first_end() -> None:
+async def test_replaced_note_is_kept_after_its_first_expiry() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
-    for number in range(5):  # more than are dropped at once
+    for number in range(5):  # more than one call removes
         await store.note(f"early {number}", "text", 1)
     await store.note("a", "first", 2)
     clock.advance(2)
@@ -90,7 +90,7 @@ async def test_a_note_that_was_noted_anew_is_not_dropped_at_its_first_end() -> N
     assert await store.get_note("a") == "second"
 
 
-async def test_notes_take_no_room_from_counts() -> None:
+async def test_notes_do_not_count_as_keys() -> None:
     store = MemoryStore(max_keys=1)
     for number in range(10):
         await store.note(f"note {number}", "text", 60)
@@ -99,7 +99,7 @@ async def test_notes_take_no_room_from_counts() -> None:
     assert store.overflowed == 0
 
 
-async def test_a_closed_memory_store_has_forgotten_its_notes() -> None:
+async def test_closed_memory_store_has_no_notes() -> None:
     store = MemoryStore()
     await store.note("a", "text", 60)
     store.close()
@@ -108,19 +108,19 @@ async def test_a_closed_memory_store_has_forgotten_its_notes() -> None:
 
 
 @pytest.mark.parametrize("seconds", [None, "60", True, 0, float("nan"), timedelta(minutes=1)], ids=repr)
-async def test_a_time_that_is_none_is_refused(seconds: object) -> None:
+async def test_invalid_note_lifetime_is_refused(seconds: object) -> None:
     with pytest.raises(ConfigError, match="a note is kept for more than 0 and up to"):
         await MemoryStore().note("a", "text", seconds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, True])
-def test_a_number_of_notes_that_is_none_is_refused(most: object) -> None:
+def test_invalid_max_notes_is_refused(most: object) -> None:
     with pytest.raises(ConfigError, match="max_notes"):
         MemoryStore(max_notes=most)  # type: ignore[arg-type]
 
 
 @forking
-def test_notes_can_be_kept_after_a_fork_beside_a_busy_thread() -> None:
+def test_notes_work_after_a_fork_with_a_busy_thread() -> None:
     """The lock that they share with the counts is never left locked in a child."""
     store = MemoryStore()
     limiter = Limiter("1000000/minute", name="busy", store=store)
@@ -141,7 +141,7 @@ def test_notes_can_be_kept_after_a_fork_beside_a_busy_thread() -> None:
 
 
 def _run(store: MemoryStore) -> str:
-    """Keep a note without an event loop: that of a parent must not be run in its child, and none of this ever waits."""
+    """Keep a note without an event loop: a child must not run the loop of its parent, and the coroutine never waits."""
     try:
         store.note("a", "text", 60).send(None)
     except StopIteration as stop:
@@ -153,7 +153,7 @@ def _run(store: MemoryStore) -> str:
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
-async def test_rows_of_notes_that_have_expired_are_removed_as_it_goes(tmp_path: Path) -> None:
+async def test_rows_of_expired_notes_are_removed_during_use(tmp_path: Path) -> None:
     clock = FakeClock()
     path = tmp_path / "limits.db"
     async with SQLiteStore(path, clock=clock) as store:
@@ -164,7 +164,7 @@ async def test_rows_of_notes_that_have_expired_are_removed_as_it_goes(tmp_path: 
             assert connection.execute("SELECT count(*) FROM headgate_notes").fetchone()[0] <= 61
 
 
-async def test_a_file_of_an_earlier_version_gets_room_for_notes(tmp_path: Path) -> None:
+async def test_file_of_an_earlier_version_gets_a_notes_table(tmp_path: Path) -> None:
     path = tmp_path / "limits.db"
     with SQLiteStore(path) as store:
         Limiter("5/minute", name="old", store=store).hit("alice")
@@ -175,14 +175,14 @@ async def test_a_file_of_an_earlier_version_gets_room_for_notes(tmp_path: Path) 
         assert Limiter("5/minute", name="old", store=store).check("alice", 0).remaining == 4
 
 
-async def test_namespaces_keep_notes_apart(tmp_path: Path) -> None:
+async def test_namespaces_separate_notes(tmp_path: Path) -> None:
     path = tmp_path / "limits.db"
     async with SQLiteStore(path, namespace="one") as one, SQLiteStore(path, namespace="two") as two:
         assert await one.note("a", "first", 60) == "first"
         assert await two.note("a", "second", 60) == "second"
 
 
-async def test_a_row_that_holds_no_note_is_a_conflict(tmp_path: Path) -> None:
+async def test_row_with_an_invalid_note_is_a_conflict(tmp_path: Path) -> None:
     path = tmp_path / "limits.db"
     async with SQLiteStore(path) as store:
         await store.note("a", "text", 60)
@@ -196,7 +196,7 @@ async def test_a_row_that_holds_no_note_is_a_conflict(tmp_path: Path) -> None:
             await store.note("a", "text", 60)
 
 
-async def test_a_closed_or_locked_file_raises_as_for_decisions(tmp_path: Path) -> None:
+async def test_closed_or_locked_file_raises_store_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "limits.db"
     store = SQLiteStore(path, timeout=0)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

@@ -53,7 +53,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy], ids=["pickle", "deepcopy"])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_pickling_says_what_to_do_instead(subject: str, duplicate: Callable[[Any], Any]) -> None:
+def test_pickling_error_suggests_an_alternative(subject: str, duplicate: Callable[[Any], Any]) -> None:
     made = SUBJECTS[subject]()
     with pytest.raises(TypeError, match="create limiters and stores in each process") as caught:
         duplicate(made)

@@ -101,12 +101,12 @@ assert main(["tour", "--fast"]) == 0
 
 
 @pytest.mark.parametrize("work", [DECIDE, EDGES], ids=["decisions", "edges"])
-def test_a_system_without_posix_can_use_the_library(work: str, tmp_path: Path) -> None:
+def test_library_works_without_posix(work: str, tmp_path: Path) -> None:
     run(WITHOUT_POSIX + work, tmp_path)
 
 
 def run(program: str, folder: Path) -> None:
-    """Run a program in a process of its own."""
+    """Run a program in a separate process."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, str(folder)],
         stdin=subprocess.DEVNULL,

@@ -50,21 +50,21 @@ class Entry:
     key: int
     true_us: int
     read_us: int
-    """The time as the key's state reads it: never before that of the entry before it."""
+    """The time in the state of the key: never before the time of the previous entry."""
     units: int
 
 
 @dataclass
 class Ledger:
-    """Everything that was ever counted, kept apart from any store. A hold counts at its start."""
+    """All counted units, independent of any store. A hold counts at its start."""
 
     entries: list[Entry] = field(default_factory=list)
     holds: dict[int, Entry] = field(default_factory=dict)
 
     def note(self, outcome: Outcome, now_us: int, *, rest_is_here: bool = True) -> Entry | None:
-        """Enter an outcome; return the entry if something was admitted.
+        """Add an outcome; return the entry if units were admitted.
 
-        What a hold cost beyond what was held is entered unless it was counted elsewhere.
+        The cost above the held units is added unless it was counted elsewhere.
         """
         op = outcome.op
         if outcome.final is not None:
@@ -92,8 +92,8 @@ class Ledger:
 
 
 @given(case=rules_and_scripts(STRICT, back=True, ops=("hit", "hit", "hold", "record"), keys=1))
-def test_a_clock_set_back_stands_still_for_what_was_counted(case: Case) -> None:
-    """The limit holds in the time that the state reads, which stands still until the clock has caught up."""
+def test_limit_holds_when_the_clock_is_set_back(case: Case) -> None:
+    """The limit holds in the time of the state, which does not move until the clock has caught up."""
     rules, script = case
     period_us = rules[0].quota.period_us
     ledger = Ledger()
@@ -122,7 +122,7 @@ def test_a_fixed_window_never_admits_more_than_its_limit_per_window(case: Case, 
 
 @in_every_world
 @given(case=rules_and_scripts(["lenient_window"], tiers=False, most_variants=1))
-def test_a_lenient_window_is_early_by_one_bucket_at_most(case: Case, explicit: bool) -> None:
+def test_lenient_window_admits_at_most_one_bucket_early(case: Case, explicit: bool) -> None:
     (rule,), script = case
     width_us = -(rule.quota.period_us // -rule.buckets)
     ledger = Ledger()
@@ -156,11 +156,11 @@ def test_a_token_bucket_never_admits_more_than_burst_and_rate(case: Case, explic
                     assert (units - (quota.burst or quota.limit)) * quota.period_us <= quota.limit * passed_us
 
 
-# --- 7. Forgetting is safe -------------------------------------------------------------------------------------------
+# --- 7. Removal of keys is safe --------------------------------------------------------------------------------------
 
 
 @given(case=rules_and_scripts(STRICT, keys=5, tiers=False, most_variants=1), max_keys=st.integers(1, 3))
-def test_a_full_store_keeps_every_key_to_its_limit_and_forgets_no_live_one(case: Case, max_keys: int) -> None:
+def test_full_store_enforces_every_limit_and_keeps_live_keys(case: Case, max_keys: int) -> None:
     """Per key the limit holds across the overflow key and back; and all keys in overflow share one limit."""
     (rule,), script = case
     ledger = Ledger()
@@ -193,7 +193,7 @@ def test_keys_in_overflow_share_one_limit(case: Case) -> None:
             outcome = w.play(op)
             overflowed = w.store.overflowed > before
             known = outcome.hold in crowd.holds if op.kind == "settle" else overflowed
-            # A settlement may come when its key has room of its own, and there count what goes beyond the hold.
+            # The key may have left the overflow before the settlement; then the units above the hold count in the key.
             if known and (entry := crowd.note(outcome, w.now_us, rest_is_here=overflowed)):
                 in_span = [e for e in crowd.entries if e.true_us > entry.true_us - rule.quota.period_us]
                 assert sum(e.units for e in in_span) <= rule.quota.limit
@@ -203,7 +203,7 @@ def test_keys_in_overflow_share_one_limit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_clock_that_swings_grants_no_more_than_one_that_stands_still(kind: str) -> None:
+def test_clock_moving_back_and_forth_admits_no_extra_units(kind: str) -> None:
     """Back and forth by an hour with every call, around an instant at which the limit is used up."""
     with world([made(kind)], explicit=False) as w:
         (limiter,) = w.variants
@@ -231,10 +231,8 @@ MINUTE_START_US = 1_700_000_040_000_000
 
 @in_every_world
 @pytest.mark.parametrize("kind", STRICT)
-def test_the_whole_limit_again_right_after_the_edge_is_still_within_the_promise(
-    kind: str, explicit: bool
-) -> None:
-    """Units at the last instant of a bucket and right after it: the tightest that two bursts can come together."""
+def test_full_limit_right_after_the_window_edge_keeps_the_promise(kind: str, explicit: bool) -> None:
+    """Units at the last instant of a bucket and right after it: two bursts cannot be closer to each other."""
     with world([made(kind)], explicit=explicit) as w:
         (limiter,) = w.variants
         w.move(MINUTE_START_US - w.now_us + 999_999)
@@ -245,7 +243,7 @@ def test_the_whole_limit_again_right_after_the_edge_is_still_within_the_promise(
         assert limiter.hit("ada", 3, now=w.now())
 
 
-def test_a_hold_counts_at_its_start_however_late_it_is_settled() -> None:
+def test_hold_counts_at_its_start_even_if_settled_late() -> None:
     with world([sliding_log("3/minute")]) as w:
         (limiter,) = w.variants
         hold = limiter.hold("ada", 3, now=w.now())
@@ -256,8 +254,8 @@ def test_a_hold_counts_at_its_start_however_late_it_is_settled() -> None:
         assert limiter.hit("ada", 3, now=w.now())
 
 
-def test_a_hold_of_one_tier_is_not_given_back_in_another() -> None:
-    """The level has been converted since, and may have drained at another rate."""
+def test_hold_of_one_tier_is_not_refunded_in_another_tier() -> None:
+    """The level was converted after the hold, and may have drained at another rate."""
     rule = token_bucket("60/minute", burst=100, tiers={TIER: "60/minute burst 60"})
     left = []
     for held in (50, 0):
@@ -273,7 +271,7 @@ def test_a_hold_of_one_tier_is_not_given_back_in_another() -> None:
 
 
 @in_every_world
-def test_callers_who_change_between_tiers_get_no_more_than_the_larger_allows(explicit: bool) -> None:
+def test_changing_tiers_admits_at_most_the_larger_quota(explicit: bool) -> None:
     """When the smaller capacity was written into the state, 919 were admitted where the larger allows 200 at once."""
     rule = token_bucket("60/minute", burst=200, tiers={TIER: "60/minute burst 20"})
     admitted = 0

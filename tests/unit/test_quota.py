@@ -1,4 +1,4 @@
-"""Quotas: the text that people write, and what they are told when it is wrong."""
+"""Quotas as text, and messages for invalid text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DAY, WEEK = 24 * HOUR, 168 * HOUR
         ("0" * 6000 + "5/" + "0" * 6000 + "1s", 5, SECOND, None),
     ],
 )
-def test_text_becomes_a_quota(text: str, limit: int, period_us: int, burst: int | None) -> None:
+def test_text_is_parsed_as_a_quota(text: str, limit: int, period_us: int, burst: int | None) -> None:
     assert Quota.parse(text) == Quota(limit, period_us, burst)
 
 
@@ -66,7 +66,7 @@ def test_text_becomes_a_quota(text: str, limit: int, period_us: int, burst: int 
         (("w", "week", "weeks"), WEEK),
     ],
 )
-def test_every_word_for_a_unit_of_time_is_known(words: tuple[str, ...], period_us: int) -> None:
+def test_all_names_of_time_units_are_accepted(words: tuple[str, ...], period_us: int) -> None:
     for word in words:
         assert Quota.parse(f"5/{word}").period_us == period_us
         assert Quota.parse(f"5 per 3 {word.upper()}").period_us == 3 * period_us
@@ -118,7 +118,9 @@ def test_every_word_for_a_unit_of_time_is_known(words: tuple[str, ...], period_u
         ("5/minute; 6/hour", "one quota only", "at '; 6/hour' (column 9)"),
     ],
 )
-def test_wrong_text_is_quoted_pointed_at_and_put_right(text: str, problem: str, place: str) -> None:
+def test_error_quotes_the_invalid_text_marks_the_position_and_suggests_a_fix(
+    text: str, problem: str, place: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Quota.parse(text)
     message = str(caught.value)
@@ -148,7 +150,7 @@ def test_several_quotas_are_separated_by_semicolons() -> None:
         ("", "the text is empty"),
     ],
 )
-def test_an_error_among_several_quotas_quotes_all_and_points_at_the_bad_one(text: str, place: str) -> None:
+def test_error_in_several_quotas_quotes_all_and_marks_the_invalid_one(text: str, place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_quotas(text)
     assert repr(text) in str(caught.value)
@@ -156,7 +158,7 @@ def test_an_error_among_several_quotas_quotes_all_and_points_at_the_bad_one(text
 
 
 @pytest.mark.parametrize("wrong", [5, None, b"5/minute", ["5/minute"]])
-def test_what_is_not_text_is_no_quota(wrong: object) -> None:
+def test_quota_must_be_text(wrong: object) -> None:
     for parse in (Quota.parse, parse_quotas):
         with pytest.raises(ConfigError, match="a quota is text, not"):
             parse(wrong)  # type: ignore[arg-type]
@@ -171,7 +173,7 @@ quotas = st.builds(
 
 
 @given(quotas)
-def test_a_quota_written_down_reads_back_the_same(quota: Quota) -> None:
+def test_formatted_quota_parses_to_the_same_quota(quota: Quota) -> None:
     assert Quota.parse(str(quota)) == quota
     assert parse_quotas(f"{quota}; {quota}") == (quota, quota)
 
@@ -203,11 +205,11 @@ def test_any_text_is_a_quota_or_a_config_error_that_quotes_it(text: str) -> None
         (Quota(10, SECOND, 20), "10/second burst 20"),
     ],
 )
-def test_a_quota_is_written_in_the_largest_unit_that_fits(quota: Quota, text: str) -> None:
+def test_quota_is_formatted_with_the_largest_possible_unit(quota: Quota, text: str) -> None:
     assert str(quota) == text
 
 
-def test_short_periods_are_for_names() -> None:
+def test_periods_have_short_forms_for_names() -> None:
     assert [format_period(us) for us in (MILLISECOND, SECOND, MINUTE, HOUR, DAY, WEEK)] == [
         "1ms",
         "1s",
@@ -219,11 +221,11 @@ def test_short_periods_are_for_names() -> None:
 
 
 @pytest.mark.parametrize("per", [60, 60.0, timedelta(minutes=1), "60s", "1 minute"])
-def test_a_quota_of_numbers_takes_seconds_a_timedelta_or_text(per: str | float | timedelta) -> None:
+def test_period_of_a_quota_may_be_seconds_timedelta_or_text(per: str | float | timedelta) -> None:
     assert Quota.of(5, per, burst=7) == Quota(5, MINUTE, 7)
 
 
-def test_seconds_are_rounded_not_cut_off() -> None:
+def test_seconds_are_rounded_and_not_truncated() -> None:
     assert Quota.of(5, 1.001) == Quota(5, 1_001_000)
 
 
@@ -252,7 +254,7 @@ def test_numbers_that_cannot_be_counted_exactly_are_refused(arguments: tuple[int
 
 
 @pytest.mark.parametrize("per", ["60", None, float("nan"), float("inf"), -60, 0, 1e-7])
-def test_a_period_that_is_no_time_is_refused(per: float) -> None:
+def test_invalid_period_of_a_quota_is_refused(per: float) -> None:
     with pytest.raises(ConfigError):
         Quota.of(5, per)
 
@@ -276,7 +278,7 @@ def test_a_quota_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"), [("5/month", "5/month"), ("12 per years", "12/year"), ("0/Month", "0/month")]
 )
-def test_months_and_years_are_for_calendars(text: str, rule: str) -> None:
+def test_months_and_years_are_allowed_only_in_calendar_quotas(text: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rf"write the rule calendar\('{rule}', timezone='UTC'\)"):
         Quota.parse(text)
 
@@ -285,26 +287,26 @@ def test_months_and_years_are_for_calendars(text: str, rule: str) -> None:
     ("text", "read"),
     [("5/day", (5, "day")), ("7 per weeks", (7, "week")), ("0/Month", (0, "month")), ("1/year", (1, "year"))],
 )
-def test_a_calendar_quota_is_read(text: str, read: tuple[int, str]) -> None:
+def test_calendar_quota_is_parsed(text: str, read: tuple[int, str]) -> None:
     assert parse_calendar(text) == read
 
 
 @pytest.mark.parametrize(
     "text", ["5/hour", "5/2 months", "5/month burst 3", "5/month; 6/day", "5", "/month", "5/fortnight"]
 )
-def test_what_is_no_calendar_quota_is_refused(text: str) -> None:
+def test_invalid_calendar_quota_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
         parse_calendar(text)
 
 
 @pytest.mark.parametrize("period", ["60s", "1 minute", "minute", 60, 60.0, timedelta(minutes=1)])
-def test_a_period_is_read_from_text_seconds_or_a_timedelta(period: Any) -> None:
+def test_period_is_parsed_from_text_seconds_or_timedelta(period: Any) -> None:
     assert period_from(period, "lease") == 60_000_000
 
 
 @pytest.mark.parametrize(
     "period", ["60", "60s x", "month", 0, 0.0001, -1, True, None, float("nan"), 367 * 86_400, timedelta(0)]
 )
-def test_what_is_no_period_is_refused_by_its_name(period: Any) -> None:
+def test_error_for_an_invalid_period_names_the_argument(period: Any) -> None:
     with pytest.raises(ConfigError, match="lease"):
         period_from(period, "lease")

@@ -1,4 +1,4 @@
-"""Quotas that come with a call, or from a function of key and tier."""
+"""Quotas as an argument of a call, or from a function of key and tier."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_one_quota_for_several_rules_is_refused() -> None:
         Limiter().hit("a", quota="5/minute")
 
 
-def test_each_kind_of_rule_has_its_own_words_for_a_quota() -> None:
+def test_quota_argument_has_the_format_of_its_kind_of_rule() -> None:
     assert limiter(concurrent(2, lease="1m")).check("a", 0, quota=9).limit == 9
     assert limiter(calendar("2/month")).check("a", 0, quota="9/month").limit == 9
     assert limiter(token_bucket("2/minute")).check("a", 0, quota="9/minute burst 30").limit == 30
@@ -63,7 +63,7 @@ def test_each_kind_of_rule_has_its_own_words_for_a_quota() -> None:
             limiter(rule).check("a", 0, quota=quota)
 
 
-def test_recording_and_waiting_go_by_the_quota_of_the_call() -> None:
+def test_record_and_wait_use_the_quota_of_the_call() -> None:
     clock = FakeClock()
     own = limiter(fixed_window("1/minute"), clock=clock)
     own.record("a", 5, quota="9/minute")
@@ -71,7 +71,7 @@ def test_recording_and_waiting_go_by_the_quota_of_the_call() -> None:
     assert not own.check("a")
 
 
-def test_a_function_says_the_quota_of_a_key_and_tier() -> None:
+def test_quota_function_returns_the_quota_of_a_key_and_tier() -> None:
     asked = []
 
     def quota(key: Any, tier: str | None) -> str | None:
@@ -89,13 +89,13 @@ def test_a_function_says_the_quota_of_a_key_and_tier() -> None:
     assert asked[3:] == [("vip", None)]
 
 
-def test_a_function_is_asked_every_time_if_its_answer_lasts_no_time() -> None:
+def test_quota_function_is_called_every_time_without_caching() -> None:
     limits = iter("123")
     own = limiter(fixed_window("5/minute"), quotas=lambda key, tier: f"{next(limits)}/minute", quotas_for=0)
     assert [own.check("a", 0).limit for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_function_whose_answer_does_not_fit_raises_at_every_call() -> None:
+def test_invalid_result_of_a_quota_function_raises_at_every_call() -> None:
     own = limiter(fixed_window("5/minute"), quotas=lambda key, tier: "5/hour")
     for _ in range(2):
         with pytest.raises(ConfigError, match="period"):
@@ -103,12 +103,12 @@ def test_a_function_whose_answer_does_not_fit_raises_at_every_call() -> None:
 
 
 @pytest.mark.parametrize("options", [{"quotas": "5/minute"}, {"quotas": len, "quotas_for": -1}])
-def test_what_is_no_function_or_time_is_refused(options: Any) -> None:
+def test_invalid_quota_function_or_cache_time_is_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match="quotas"):
         limiter(fixed_window("5/minute"), **options)
 
 
-async def test_a_function_may_be_a_coroutine_function(tmp_path: Any) -> None:
+async def test_quota_function_may_be_a_coroutine_function(tmp_path: Any) -> None:
     async def quota(key: Any, tier: str | None) -> dict[str, str]:
         return {"per-minute": "50/minute"}
 
@@ -119,7 +119,7 @@ async def test_a_function_may_be_a_coroutine_function(tmp_path: Any) -> None:
             assert hold.decision.remaining == 40
 
 
-def test_callers_by_scope_are_told_apart() -> None:
+def test_quota_function_distinguishes_scoped_keys() -> None:
     asked = []
     own = limiter(fixed_window("5/minute", scope="user"), quotas=lambda key, tier: asked.append(key))
     for user in ("ann", "bob", "ann"):
@@ -129,7 +129,7 @@ def test_callers_by_scope_are_told_apart() -> None:
     assert asked == [{"user": "ann"}, {"user": "bob"}]
 
 
-def test_callers_of_one_shared_counter_have_quotas_of_their_own() -> None:
+def test_callers_of_a_shared_counter_have_separate_quotas() -> None:
     own = limiter(
         fixed_window("5/minute", scope="*"),
         quotas=lambda key, tier: {"ann": "9/minute"}.get(key if isinstance(key, str) else ""),
@@ -138,7 +138,7 @@ def test_callers_of_one_shared_counter_have_quotas_of_their_own() -> None:
     assert [own.check(key, 0).limit for key in keys] == [9, 5, 5, 5, 9]
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_quota_caches_are_bounded() -> None:
     own = limiter(fixed_window("5/minute"), quotas=lambda key, tier: None)
     for number in range(MOST_KEPT + 10):
         own.check(str(number))
@@ -155,7 +155,7 @@ def test_a_quota_that_cannot_be_counted_is_refused() -> None:
         own.hit("a", quota="2400001/hour")
 
 
-def test_the_cache_goes_by_the_clock_of_the_limiter() -> None:
+def test_quota_cache_uses_the_clock_of_the_limiter() -> None:
     assert time.monotonic() > 0
     clock = FakeClock()
     answers = iter(("1/minute", "2/minute"))

@@ -1,6 +1,6 @@
-"""Races in what only stores in this process have; `headgate.testing.StoreContract` has those of every store.
+"""Races in the embedded stores; `headgate.testing.StoreContract` tests the races of every store.
 
-Time stands still in all of them, so that nothing expires and every number is exact.
+The clock does not move in these tests, so nothing expires and every number is exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headgate import (
 )
 from headgate.clock import SteadyClock
 from headgate.testing import FakeClock
-from tests.unit.processes import came_out_right, fork, forking
+from tests.unit.processes import all_succeeded, fork, forking
 
 pytestmark = forking
 
@@ -43,7 +43,7 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
 def in_threads(work: Callable[[int], int]) -> int:
-    """Return the sum of what the work returns in all threads, which start at once."""
+    """Run the work in several threads at the same time, and return the sum of the results."""
     barrier, results = threading.Barrier(THREADS), [0] * THREADS
 
     def run(number: int) -> None:
@@ -59,7 +59,7 @@ def in_threads(work: Callable[[int], int]) -> int:
 
 
 def assert_left(rule: Rule, left: int | None, expected: int) -> None:
-    """Windows give back exactly. A token bucket may keep what it cannot tell from drained units, but gives no more."""
+    """Windows refund exactly. A token bucket may refund less (some units may have drained), but never more."""
     assert left is not None
     assert left <= expected
     assert left == expected or rule.kind == "token_bucket"
@@ -70,24 +70,24 @@ def assert_left(rule: Rule, left: int | None, expected: int) -> None:
 
 @pytest.mark.parametrize("others", [(), (sliding_window("1000/day"),)], ids=["one rule", "several rules"])
 @every_rule
-def test_no_call_comes_between_reading_and_writing(rule: Rule, others: tuple[Rule, ...]) -> None:
-    """In the middle of one hit another thread gets the chance to hit as well, and has to wait all the same."""
+def test_no_other_call_runs_between_read_and_write(rule: Rule, others: tuple[Rule, ...]) -> None:
+    """In the middle of one hit, another thread tries to hit as well, and must wait."""
     threads: list[threading.Thread] = []
 
-    class LettingThrough(SteadyClock):
-        """A clock that lets another thread go ahead in the middle of a call.
+    class InterleavingClock(SteadyClock):
+        """A clock that starts another thread in the middle of a call.
 
-        At a time of the caller's own it is read where a new key has old ones looked at, before its state is written.
+        With an explicit time, a new key reads the clock to remove expired keys, before its state is written.
         """
 
         def now_us(self) -> int:
             if not threads:
                 threads.append(threading.Thread(target=limiter.hit, args=("ada",), kwargs={"now": 1.0}))
                 threads[0].start()
-                threads[0].join(0.02)  # in vain if the lock is held
+                threads[0].join(0.02)  # no effect if the lock is held
             return super().now_us()
 
-    limiter = Limiter(rule, *others, clock=LettingThrough())
+    limiter = Limiter(rule, *others, clock=InterleavingClock())
     assert limiter.hit("ada", now=1.0)
     for thread in threads:
         thread.join()
@@ -96,7 +96,7 @@ def test_no_call_comes_between_reading_and_writing(rule: Rule, others: tuple[Rul
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_threads_that_come_with_new_keys_share_the_overflow_quota_exactly(clock: FakeClock) -> None:
+def test_threads_with_new_keys_share_exactly_the_overflow_quota(clock: FakeClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(f"{LIMIT}/hour", name="x", store=store)
     limiter.hit("first")
@@ -120,7 +120,7 @@ def test_tasks_of_several_event_loops_get_exactly_the_limit(rule: Rule, clock: F
 
 
 @every_rule
-async def test_tasks_that_are_cancelled_in_their_hold_give_it_back(rule: Rule, clock: FakeClock) -> None:
+async def test_tasks_cancelled_during_a_hold_release_it(rule: Rule, clock: FakeClock) -> None:
     limiter = AsyncLimiter(rule, clock=clock)
     never = asyncio.Event()
 
@@ -140,7 +140,7 @@ async def test_tasks_that_are_cancelled_in_their_hold_give_it_back(rule: Rule, c
 # --- Processes -------------------------------------------------------------------------------------------------------
 
 
-def test_processes_that_hold_and_release_leave_what_they_kept(clock: FakeClock, tmp_path: Path) -> None:
+def test_only_kept_units_remain_after_processes_hold_and_release(clock: FakeClock, tmp_path: Path) -> None:
     rule = RULES["sliding_window"]
     with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as store:
         inherited = Limiter(rule, name="x", store=store)
@@ -155,7 +155,7 @@ def test_processes_that_hold_and_release_leave_what_they_kept(clock: FakeClock, 
             return True
 
         children = [fork(partial(work, number)) for number in range(PROCESSES)]
-        assert came_out_right(*children)
+        assert all_succeeded(*children)
         kept = sum(int(file.read_text()) for file in tmp_path.glob("*.kept"))
         assert 0 < kept <= LIMIT
         assert inherited.check("ada", 0).remaining == LIMIT - kept

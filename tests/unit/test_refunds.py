@@ -1,11 +1,11 @@
-"""What a token bucket gives back, in every order of holds, hits and releases that fits into a few ticks.
+"""Refunds of a token bucket, in every order of holds, hits and releases within a few ticks.
 
 Promise 6: the level after a release is never below the level without the hold, never above the level with it, and equal if
 nothing else touched the key. Here each script is played in three worlds: without the hold, with it, and with its release.
 A hold that is settled in part is compared with a hold of the part that stays.
 
-Promise 8 in the same scripts, with a clock that goes back at any step: what still counts at the end is in the bucket, as if
-the units that were given back had never been taken.
+Promise 8 in the same scripts, with a clock set back at any step: the bucket contains all units that still count at the end,
+as if the refunded units had never been charged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Event(NamedTuple):
     kind: str
     name: str
     units: int
-    """What is charged, held, or stays charged after a settlement."""
+    """The units charged, held, or kept by a settlement."""
 
 
 Script = Sequence[Event]
@@ -47,7 +47,7 @@ Refund = Callable[[TokenBucket, State | None, Receipt, int, int], State | None]
 class World:
     """A bucket, its state, and the holds that are open.
 
-    Units are recorded rather than asked for, so that the same happens in every world.
+    Units are recorded and never refused, so that the same happens in every world.
     """
 
     bucket: TokenBucket
@@ -75,7 +75,7 @@ class World:
             assert max(birth, level, refunded) <= MAX_UNITS
 
     def level(self, at: int) -> int:
-        """Return the level at a tick, worked out from the state by hand."""
+        """Return the level at a tick, computed from the state."""
         if self.state is None:
             return 0
         _, level, time, _, n, *_ = self.state
@@ -92,7 +92,7 @@ def played(
 
 
 def without(script: Script, settlement: Event) -> Script:
-    """Return the script in which only what stays of a hold was ever held."""
+    """Return the script in which the hold had only the units that its settlement keeps."""
     return [
         event._replace(units=settlement.units)
         if (event.kind, event.name) == ("hold", settlement.name)
@@ -120,24 +120,24 @@ def check_each_release(
             assert released.level(at) == never.level(at), (bucket, script, settlement)
 
 
-def what_counts(script: Script) -> Script:
-    """Return only the charges of a script, and of its holds what stays of them."""
+def counted_charges(script: Script) -> Script:
+    """Return the charges of a script, and its holds as charges of the units that they keep."""
     stays = {event.name: event.units for event in script if event.kind == "settle"}
     charges = (event for event in script if event.kind != "settle")
     return [event._replace(kind="charge", units=stays.get(event.name, event.units)) for event in charges]
 
 
-def check_what_counts(bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund) -> None:
-    """Check that what still counts is in the bucket when the clock is back where it has been, however it went."""
+def check_counted_charges(bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund) -> None:
+    """Check that the bucket contains all units that still count when the clock has caught up."""
     world, counting = World(bucket, refund), World(bucket)
     latest = START
-    for event, counted in zip_events(script, what_counts(script)):
+    for event, counted in zip_events(script, counted_charges(script)):
         latest = max(latest, event.at)
         old = world.state and world.state[0]
         world.play(event)
         if counted is not None:
             if world.state is None or world.state[0] != old:
-                # It had been fresh: what was before may be forgotten, and the time with it.
+                # The state was fresh, so earlier units and their time may be lost.
                 counting.state = None
             counting.play(counted)
         if world.state is None:
@@ -157,7 +157,7 @@ SHAPES = [TokenBucket("x", 20, n, d, 1) for n, d in ((1, 1), (2, 3), (3, 1))]
 
 
 def orders(holds: str, charges: int) -> list[tuple[str, ...]]:
-    """Return every order in which so many charges come among holds and their settlements, as in `a b A + B`."""
+    """Return every order of this number of charges, the holds and their settlements, as in `a b A + B`."""
     steps = [*holds, *holds.upper(), *"+" * charges]
     return sorted(
         order
@@ -170,7 +170,7 @@ def orders(holds: str, charges: int) -> list[tuple[str, ...]]:
 def script_of(
     order: Sequence[str], waits: Sequence[int], costs: dict[str, int], stays: dict[str, int]
 ) -> list[Event]:
-    """Return a script: what happens in which order, after which waits, at which costs."""
+    """Return a script with this order of events, these waits and these costs."""
     script, at = [], START
     for step, wait in zip(order, (0, *waits), strict=True):
         at += wait
@@ -236,8 +236,8 @@ def test_many_overlapping_holds_at_random() -> None:
         check_each_release(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8)))
 
 
-def test_a_hold_released_before_anything_else_leaves_no_trace_for_a_clock_set_back() -> None:
-    """Holds within holds: each release leaves the very state before its hold, unless that had become fresh."""
+def test_nested_releases_restore_the_previous_states() -> None:
+    """Nested holds: each release restores the state before its hold, or no state if that is fresh by this time."""
     for bucket, first, *waits in product(SHAPES, (2, 9), (0, 2, 5), (0, 2), (0, 3), (0, 3)):
         world = World(bucket)
         world.play(Event(START, "charge", "", first))
@@ -257,10 +257,10 @@ def test_a_hold_released_before_anything_else_leaves_no_trace_for_a_clock_set_ba
                 break
 
 
-def gave_back_less(
+def old_refund(
     bucket: TokenBucket, state: State | None, receipt: Receipt, cost: int, now: int
 ) -> State | None:
-    """Refund as before: all that others were given back since may have come out of this hold."""
+    """Refund with the old formula: it subtracts all later refunds of other holds from this hold."""
     birth, level_before, at, refunded_before, _, *shape, held = receipt
     if state is None or state[0] != birth or list(state[4:]) != shape:
         return state
@@ -272,12 +272,12 @@ def gave_back_less(
     return None if level == back else (birth, level - back, now, refunded + back, n, d, burst)
 
 
-def test_overlapping_holds_give_back_more_than_they_used_to() -> None:
+def test_overlapping_holds_refund_more_than_the_old_formula() -> None:
     """The old formula kept promise 6 as well, but held back units that were free; see decision 9."""
     sooner = later = 0
     for script in two_holds((0, 1, 4)):
-        now, old = (played(SHAPES[0], script, refund) for refund in (TokenBucket.refund, gave_back_less))
-        check_each_release(SHAPES[0], script, gave_back_less)
+        now, old = (played(SHAPES[0], script, refund) for refund in (TokenBucket.refund, old_refund))
+        check_each_release(SHAPES[0], script, old_refund)
         sooner += now.level(script[-1].at) < old.level(script[-1].at)
         later += now.level(script[-1].at) > old.level(script[-1].at)
     assert (sooner > 200, later) == (True, 0)
@@ -287,20 +287,22 @@ def test_overlapping_holds_give_back_more_than_they_used_to() -> None:
 
 
 @pytest.mark.parametrize("bucket", SHAPES, ids=["1", "2/3", "3"])
-def test_a_clock_that_goes_back_at_any_step_gives_back_nothing_that_counts(bucket: TokenBucket) -> None:
+def test_clock_set_back_at_any_step_refunds_no_counted_units(bucket: TokenBucket) -> None:
     for script in two_holds((-4, 0, 3)):
-        check_what_counts(bucket, script)
+        check_counted_charges(bucket, script)
 
 
-def test_three_holds_and_a_clock_that_goes_back() -> None:
+def test_three_holds_and_a_clock_set_back() -> None:
     for script in three_holds((-3, 4)):
-        check_what_counts(SHAPES[0], script)
+        check_counted_charges(SHAPES[0], script)
 
 
-def test_many_holds_and_a_clock_that_goes_back_at_random() -> None:
+def test_many_holds_and_a_clock_set_back_at_random() -> None:
     dice = random.Random("clocks")
     for _ in range(3_000):
-        check_what_counts(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8, -1, -3, -6, -12)))
+        check_counted_charges(
+            dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8, -1, -3, -6, -12))
+        )
 
 
 # --- Tiers -----------------------------------------------------------------------------------------------------------
@@ -350,8 +352,8 @@ def test_changing_between_tiers_admits_no_more_than_the_largest_burst_and_rate(t
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-def test_a_wait_is_honest_whatever_tier_has_filled_the_bucket(tiers: str) -> None:
-    """Admitted exactly at `retry_after`, and refused one microsecond before, also far above the burst of the caller."""
+def test_wait_is_exact_for_a_bucket_filled_by_any_tier(tiers: str) -> None:
+    """Admitted exactly at `retry_after` and refused one microsecond earlier, also far above the burst of the tier."""
     buckets = buckets_of(token_bucket(TIERS[tiers][0], tiers={"other": TIERS[tiers][1]}))
     dice = random.Random(tiers)
     state: State | None = None
@@ -403,7 +405,7 @@ def test_the_largest_buckets_keep_the_promise_and_stay_in_the_exact_range(
 
 
 def large_script(dice: random.Random, bucket: TokenBucket, start: State) -> list[Event]:
-    """Return a script of three holds that fit into the bucket, since only those can be given back."""
+    """Return a script of three holds that fit into the bucket, because only such holds can be refunded."""
     world, script, at = World(bucket, state=start), list[Event](), START
     drains_in = -(bucket.burst * bucket.d // -bucket.n)  # ticks, when it is full
     for name in (*"abc", *dice.sample("abc", 3)):

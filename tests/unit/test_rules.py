@@ -1,4 +1,4 @@
-"""Rules: names, scopes, tiers, and whose state is whose."""
+"""Rules: names, scopes, tiers and state identities."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Make = Callable[..., Rule]
 
 
 @every_kind
-def test_a_rule_has_its_kind_quota_and_a_name_of_period_and_scope(make: Make) -> None:
+def test_rule_has_a_kind_a_quota_and_a_default_name(make: Make) -> None:
     rule = make("5/15m", scope="user")
     assert (rule.kind, rule.quota, rule.scope) == (make.__name__, Quota.parse("5/15m"), "user")
     assert rule.name == "per-15-minutes-user"
@@ -66,7 +66,7 @@ def test_a_rule_is_a_value(make: Make) -> None:
         rule.tiers["free"] = rule.quota  # type: ignore[index]
 
 
-def test_a_copied_rule_still_guards_its_tiers() -> None:
+def test_tiers_of_a_copied_rule_are_read_only() -> None:
     rule = copy.deepcopy(sliding_window("5/minute", tiers={"pro": "50/minute"}))
     with pytest.raises(TypeError):
         rule.tiers["free"] = rule.quota  # type: ignore[index]
@@ -76,7 +76,7 @@ def test_a_copied_rule_still_guards_its_tiers() -> None:
 
 
 @every_kind
-def test_a_tier_has_its_quota_and_any_other_the_rules_own(make: Make) -> None:
+def test_unknown_tier_uses_the_quota_of_the_rule(make: Make) -> None:
     rule = make("5/minute", tiers={"pro": "50/minute", "none": Quota(0, 60_000_000)})
     assert rule.quota_for("pro") == Quota.parse("50/minute")
     assert rule.quota_for("none").limit == 0
@@ -97,14 +97,14 @@ def test_only_a_token_bucket_has_bursts(make: Make) -> None:
         make("5/minute", tiers={"pro": "5/minute burst 7"})
 
 
-def test_the_burst_of_a_token_bucket_is_said_once() -> None:
+def test_contradicting_bursts_of_a_token_bucket_are_refused() -> None:
     assert token_bucket("5/minute", burst=7) == token_bucket("5/minute burst 7")
     assert token_bucket("5/minute burst 7", burst=7).quota.burst == 7
     with pytest.raises(ConfigError, match="burst=8 contradicts '5/minute burst 7'"):
         token_bucket("5/minute burst 7", burst=8)
 
 
-def test_a_burst_goes_to_the_tiers_that_name_none() -> None:
+def test_burst_applies_to_tiers_without_a_burst() -> None:
     rule = token_bucket(
         "5/minute", burst=7, tiers={"a": "9/minute", "b": "9/minute burst 3", "c": "0/minute"}
     )
@@ -134,14 +134,14 @@ def test_a_changed_kind_period_name_or_grid_is_a_new_state() -> None:
     assert len({rule.identity for rule in rules}) == len(rules)
 
 
-def test_no_name_makes_two_identities_alike() -> None:
-    """A name may contain whatever an identity is made of."""
+def test_names_cannot_make_two_identities_equal() -> None:
+    """A name may contain the separators of an identity."""
     window = sliding_window("5/minute", name="x")
     odd = fixed_window("5/minute", name=window.identity.split("/", 2)[2])
     assert odd.identity != window.identity
 
 
-# --- What cannot work ------------------------------------------------------------------------------------------------
+# --- Invalid rules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_no_name_makes_two_identities_alike() -> None:
         ({"name": 5}, "a rule's name is text"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         sliding_window("5/minute", **arguments)
 
@@ -176,9 +176,7 @@ def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], messag
     ],
 )
 @pytest.mark.parametrize("tiers", [["pro"], "pro", [], 5, {5: "9/day"}, {None: "9/day"}], ids=repr)
-def test_tiers_that_are_no_mapping_by_name_are_refused(
-    make: Callable[..., Rule], example: str, tiers: Any
-) -> None:
+def test_tiers_must_be_a_mapping_by_name(make: Callable[..., Rule], example: str, tiers: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         make("5/day", tiers=tiers)
     assert str(caught.value) == (
@@ -186,7 +184,7 @@ def test_tiers_that_are_no_mapping_by_name_are_refused(
     )
 
 
-def test_a_wrong_tier_is_named_also_beside_a_burst() -> None:
+def test_error_names_the_invalid_tier_of_a_rule_with_a_burst() -> None:
     with pytest.raises(ConfigError, match=r"^tier 'pro': a quota is text, not 9"):
         token_bucket("5/minute", burst=9, tiers={"pro": 9})  # type: ignore[dict-item]
 
@@ -194,13 +192,13 @@ def test_a_wrong_tier_is_named_also_beside_a_burst() -> None:
 @pytest.mark.parametrize(
     "lease", [10**400, float("inf"), float("nan"), True, None, [60]], ids=lambda lease: repr(lease)[:9]
 )
-def test_a_lease_that_is_no_time_is_refused(lease: Any) -> None:
+def test_invalid_lease_is_refused(lease: Any) -> None:
     with pytest.raises(ConfigError, match=r"^a lease is "):
         concurrent(5, lease=lease)
 
 
 @pytest.mark.parametrize("timezone", [["UTC"], ZoneInfo("UTC"), {}, ""], ids=repr)
-def test_a_time_zone_that_is_no_name_is_refused(timezone: Any) -> None:
+def test_time_zone_must_be_a_name(timezone: Any) -> None:
     with pytest.raises(ConfigError, match="a time zone is a name like 'Europe/Berlin', not "):
         calendar("5/day", timezone=timezone)
 
@@ -219,7 +217,7 @@ def test_members_of_an_enumeration_can_be_names() -> None:
     assert limiter.hit({"user": "ada"}, {"tokens": 2}, tier=named["tier"]).remaining == 7
 
 
-def test_text_means_sliding_windows_and_with_a_burst_token_buckets() -> None:
+def test_text_with_a_burst_is_a_token_bucket_and_other_text_a_sliding_window() -> None:
     rules = rules_from(["5/minute; 50/hour", "10/s burst 20", fixed_window("3/day")])
     assert [rule.kind for rule in rules] == [
         "sliding_window",
@@ -230,7 +228,7 @@ def test_text_means_sliding_windows_and_with_a_burst_token_buckets() -> None:
     assert [rule.quota.limit for rule in rules] == [5, 50, 10, 3]
 
 
-def test_two_rules_of_one_name_are_refused() -> None:
+def test_rules_with_the_same_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two rules are called 'per-minute'"):
         Limiter("5/minute", "6/minute")
     with pytest.raises(ConfigError, match="two rules are called 'x'"):
@@ -248,7 +246,7 @@ def test_rules_of_two_kinds_with_one_default_name_get_their_kind_appended() -> N
     assert limiter.rules == Limiter(*limiter.rules).rules
 
 
-def test_a_rule_keeps_its_state_when_another_rule_lengthens_its_name() -> None:
+def test_rule_keeps_its_state_when_its_default_name_is_extended() -> None:
     alone, together = Limiter("5/minute").rules, Limiter("5/minute", fixed_window("3/minute")).rules
     assert alone[0].name != together[0].name
     assert alone[0].identity == together[0].identity
@@ -258,12 +256,12 @@ def test_a_given_name_is_part_of_the_state_identity() -> None:
     assert sliding_window("5/minute", name="x").identity != sliding_window("5/minute").identity
 
 
-def test_two_rules_with_one_state_are_refused() -> None:
+def test_rules_with_the_same_state_are_refused() -> None:
     with pytest.raises(ConfigError, match="two rules are called"):
         Limiter("5/minute", sliding_window("6/minute", name="per-minute-sliding-window"))
 
 
-def test_a_rule_without_a_scope_does_not_go_with_one_that_has_one() -> None:
+def test_scoped_and_unscoped_rules_cannot_be_mixed() -> None:
     with pytest.raises(ConfigError, match=r"'per-minute' has no scope but 'per-hour-user' has one"):
         Limiter("5/minute", sliding_window("5/hour", scope="user"))
     Limiter("5/minute", sliding_window("5/hour", scope="*"))
@@ -271,15 +269,15 @@ def test_a_rule_without_a_scope_does_not_go_with_one_that_has_one() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, None, Quota(5, 60_000_000), ["5/minute"]])
-def test_what_is_neither_text_nor_a_rule_is_refused(wrong: Any) -> None:
+def test_rule_must_be_text_or_a_rule(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="a rule is text like '5/minute' or"):
         Limiter(wrong)
 
 
-# --- Rules made ready ------------------------------------------------------------------------------------------------
+# --- Conversion to algorithms ----------------------------------------------------------------------------------------
 
 
-def test_rules_become_algorithms_in_whole_numbers() -> None:
+def test_rules_are_converted_to_algorithms_with_whole_numbers() -> None:
     assert algorithm_for(fixed_window("5/minute", name="x")) == FixedWindow("x", 5, 60_000_000)
     assert algorithm_for(sliding_log("5/minute", name="x")) == SlidingWindow("x", 5, 1, 60_000_000)
     strict = sliding_window("10/s", name="x")
@@ -306,7 +304,7 @@ def test_a_token_bucket_drains_whole_parts_per_tick(quota: str, expected: tuple[
     assert algorithm_for(token_bucket(quota, name="x")) == TokenBucket("x", *expected)
 
 
-def test_a_token_bucket_beyond_the_exact_range_is_refused_when_it_is_made() -> None:
+def test_token_bucket_above_the_exact_range_is_refused_at_creation() -> None:
     largest = MAX_UNITS // 3_600_000_000
     Limiter(token_bucket(f"1/hour burst {largest}"))
     with pytest.raises(ConfigError, match=r"cannot be counted exactly .* use a rounder limit"):
@@ -315,8 +313,8 @@ def test_a_token_bucket_beyond_the_exact_range_is_refused_when_it_is_made() -> N
         Limiter(token_bucket("1/hour", tiers={"pro": f"1/hour burst {largest + 1}"}))
 
 
-def test_tiers_that_cannot_count_each_other_s_bursts_are_refused_when_they_are_made() -> None:
-    """10 million do not fit into 2^53 parts of 2400001/hour: cut off there, they would be given away."""
+def test_tiers_with_incompatible_bursts_are_refused_at_creation() -> None:
+    """10 million units do not fit into 2^53 parts of 2400001/hour: cut off there, callers would get units for free."""
     Limiter(token_bucket("2400000/hour", tiers={"pro": "10000000/hour"}))
     for quota, tier in (("2400001/hour", "10000000/hour"), ("10000000/hour", "2400001/hour")):
         with pytest.raises(

@@ -78,7 +78,9 @@ def test_case_of_the_scheme_and_order_of_options_are_ignored(
         f"{URL}?client_name=a",
     ],
 )
-def test_other_credentials_addresses_or_options_are_another_store(open_limiter: Open, other: str) -> None:
+def test_different_credentials_addresses_or_options_open_another_store(
+    open_limiter: Open, other: str
+) -> None:
     assert open_limiter(URL).store is not open_limiter(other).store
 
 
@@ -139,7 +141,7 @@ def test_a_limiter_collected_without_close_leaves_the_store_to_others(open_limit
     assert not kept.store.is_closed  # type: ignore[attr-defined]
 
 
-def test_a_store_that_nothing_refers_to_is_collected() -> None:
+def test_unreferenced_store_is_collected() -> None:
     limiter = Limiter("5/minute", name="x", store="redis://127.0.0.1:1/9")
     gone = weakref.ref(limiter.store)
     del limiter
@@ -168,7 +170,7 @@ def test_a_given_store_is_neither_shared_nor_closed(open_limiter: Open) -> None:
         assert opened is not open_limiter().store
 
 
-def test_a_deadline_is_that_of_one_limiter(open_limiter: Open) -> None:
+def test_deadline_belongs_to_one_limiter(open_limiter: Open) -> None:
     store: Any = open_limiter(deadline=0.3).store
     assert store is open_limiter(deadline=30).store is open_limiter().store
     assert store.deadline == 1
@@ -200,7 +202,7 @@ def test_threads_that_open_and_close_never_share_a_closed_store() -> None:
     assert store.is_closed
 
 
-def test_nothing_shown_of_a_shared_store_has_its_credentials(open_limiter: Open) -> None:
+def test_repr_of_a_shared_store_hides_its_credentials(open_limiter: Open) -> None:
     limiter = open_limiter()
     assert "secret" not in f"{limiter!r} {limiter.store!r} {vars(limiter)!r}"
 

@@ -1,4 +1,4 @@
-"""The SQLite store: where it lives, who shares it, what it forgets, and what it says when something is wrong."""
+"""The SQLite store: its file, shared use, removal of rows, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.processes import (
     SECONDS_TO_LIVE,
-    came_out_right,
+    all_succeeded,
     fork,
     forking,
     in_child,
@@ -63,7 +63,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def counted(path: Path) -> dict[bytes, tuple[int, ...]]:
-    """Return what stands in the file."""
+    """Return the states in the file."""
     connection = sqlite3.connect(path)
     try:
         return {
@@ -74,7 +74,7 @@ def counted(path: Path) -> dict[bytes, tuple[int, ...]]:
         connection.close()
 
 
-# --- Where it lives --------------------------------------------------------------------------------------------------
+# --- File ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(counted(tmp_path / file)) == 1
 
 
-def test_a_database_in_memory_is_gone_with_its_store() -> None:
+def test_memory_database_is_deleted_with_its_store() -> None:
     with Limiter("1/minute", name="x", store="sqlite:///:memory:") as limiter:
         assert limiter.hit("ada")
         assert not limiter.hit("ada")
@@ -98,7 +98,7 @@ def test_a_database_in_memory_is_gone_with_its_store() -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite:limits.db", "sqlite://limits.db", "sqlite:///", "sqlite:", "sqlite"])
-def test_a_url_that_names_no_file_is_put_right(url: str) -> None:
+def test_error_for_a_url_without_a_file_suggests_valid_urls(url: str) -> None:
     with pytest.raises(
         ConfigError, match=r"write 'sqlite:///relative/path\.db', 'sqlite:////absolute/path\.db'"
     ):
@@ -109,7 +109,7 @@ def test_a_url_that_names_no_file_is_put_right(url: str) -> None:
     "url",
     ["", "limits.db", "mysql://host/db", "file:limits.db", None, Path("limits.db"), b"redis://:secret@host"],
 )
-def test_an_unknown_scheme_is_put_right(url: Any) -> None:
+def test_error_for_an_unknown_scheme_suggests_valid_schemes(url: Any) -> None:
     for opener in (open_store, open_async_store, check_url, open_kv):
         with pytest.raises(ConfigError, match=r"'memory://'.*'sqlite:///limits\.db'"):
             opener(url)
@@ -122,20 +122,20 @@ def test_urls_open_the_embedded_stores() -> None:
         assert store.path == ":memory:"
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable) as caught:
         SQLiteStore(tmp_path / "missing" / "limits.db")
     assert f"there is no folder {tmp_path / 'missing'}" in str(caught.value)
     assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 
-def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
+def test_folder_instead_of_a_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="unable to open database file"):
         SQLiteStore(tmp_path)
 
 
 @pytest.mark.parametrize("path", [None, 5, "", b"limits.db", "sqlite:///limits.db", SQLiteStore], ids=repr)
-def test_what_names_no_file_is_refused(path: Any) -> None:
+def test_invalid_path_is_refused(path: Any) -> None:
     for kind in (SQLiteStore, SQLiteKV):
         with pytest.raises(
             ConfigError, match=r"^path is that of a file, like 'limits.db', or ':memory:', not "
@@ -144,13 +144,13 @@ def test_what_names_no_file_is_refused(path: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, None, "5", True, float("nan"), float("inf"), 10**30], ids=repr)
-def test_what_is_no_time_to_wait_is_refused(path: Path, timeout: Any) -> None:
+def test_invalid_timeout_is_refused(path: Path, timeout: Any) -> None:
     with pytest.raises(ConfigError, match=r"^timeout= is seconds, from 0 to 3600, not "):
         SQLiteStore(path, timeout=timeout)
     assert not path.exists()
 
 
-def test_it_says_what_it_keeps(path: Path) -> None:
+def test_guarantees_of_the_store(path: Path) -> None:
     with SQLiteStore(path) as store:
         guarantees = store.guarantees
     assert guarantees.exact
@@ -159,16 +159,16 @@ def test_it_says_what_it_keeps(path: Path) -> None:
     assert "nothing when a process dies" in guarantees.may_lose
 
 
-# --- Who shares it ---------------------------------------------------------------------------------------------------
+# --- Shared use ------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_counted_is_there_after_a_restart(path: Path, clock: FakeClock) -> None:
+def test_counts_survive_a_restart(path: Path, clock: FakeClock) -> None:
     for remaining in (1, 0):
         with SQLiteStore(path, clock=clock) as store:
             assert Limiter("2/minute", name="x", store=store).hit("ada").remaining == remaining
 
 
-def test_two_stores_on_one_file_count_together(path: Path, clock: FakeClock) -> None:
+def test_stores_on_the_same_file_share_counts(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as one, SQLiteStore(path, clock=clock) as other:
         limiters = [Limiter("3/minute", name="x", store=store) for store in (one, other)]
         assert [bool(limiters[turn % 2].hit("ada")) for turn in range(5)] == [True] * 3 + [False] * 2
@@ -183,7 +183,7 @@ def test_a_hold_taken_through_one_store_is_released_for_the_other(path: Path, cl
         assert limiter.hit("ada")
 
 
-def test_namespaces_and_limiter_names_keep_counts_apart(path: Path, clock: FakeClock) -> None:
+def test_namespaces_and_limiter_names_separate_counts(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store, SQLiteStore(path, clock=clock, namespace="b") as other:
         limiters = [
             Limiter("1/minute", name=n, store=s) for n, s in (("x", store), ("y", store), ("x", other))
@@ -192,15 +192,15 @@ def test_namespaces_and_limiter_names_keep_counts_apart(path: Path, clock: FakeC
         assert not any(limiter.hit("ada") for limiter in limiters)
 
 
-def test_a_changed_limit_keeps_what_was_counted(path: Path, clock: FakeClock) -> None:
+def test_changed_limit_keeps_the_counts(path: Path, clock: FakeClock) -> None:
     for limit, remaining in ((3, 2), (5, 3), (2, None)):
         with SQLiteStore(path, clock=clock) as store:
             decision = Limiter(token_bucket(f"{limit}/minute"), name="x", store=store).hit("ada")
             assert decision.remaining == (remaining if remaining is not None else 0)
 
 
-def test_processes_that_open_a_new_file_at_once_all_get_it(path: Path) -> None:
-    """Switching a new file to WAL does not wait for others who do the same, whatever the busy time-out says."""
+def test_processes_can_open_a_new_file_at_the_same_time(path: Path) -> None:
+    """Switching a new file to WAL ignores the busy timeout: it does not wait for processes that do the same."""
     for attempt in range(3):
         file = path.with_name(f"{attempt}.db")
         start_r, start_w = os.pipe()
@@ -212,15 +212,15 @@ def test_processes_that_open_a_new_file_at_once_all_get_it(path: Path) -> None:
 
         children = [fork(work) for _ in range(6)]
         os.write(start_w, b"go" * 6)
-        assert came_out_right(*children)
+        assert all_succeeded(*children)
         os.close(start_r)
         os.close(start_w)
 
 
-# --- What it forgets -------------------------------------------------------------------------------------------------
+# --- Removal of rows -------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_have_become_fresh_are_removed_as_it_goes(path: Path, clock: FakeClock) -> None:
+def test_fresh_rows_are_removed_during_use(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter(fixed_window("5/second"), name="x", store=store)
         for number in range(2_000):
@@ -229,8 +229,8 @@ def test_rows_that_have_become_fresh_are_removed_as_it_goes(path: Path, clock: F
         assert len(counted(path)) < 500, "about 100 are alive at any time"
 
 
-def test_what_a_limit_of_nothing_records_leaves_no_row(path: Path, clock: FakeClock) -> None:
-    """No bucket, so nothing that could ever drain away."""
+def test_record_with_a_zero_limit_leaves_no_row(path: Path, clock: FakeClock) -> None:
+    """There is no bucket, so nothing could ever drain."""
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter(token_bucket("0/minute"), name="x", store=store)
         limiter.record("ada", 5)
@@ -238,7 +238,7 @@ def test_what_a_limit_of_nothing_records_leaves_no_row(path: Path, clock: FakeCl
         assert counted(path) == {}
 
 
-def test_a_live_row_stays_among_dead_ones(path: Path, clock: FakeClock) -> None:
+def test_live_row_is_kept_when_expired_rows_are_removed(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store:
         slow = Limiter("1/hour", name="slow", store=store)
         quick = Limiter("5/second", name="quick", store=store)
@@ -261,7 +261,7 @@ def test_a_released_or_reset_state_leaves_no_row(path: Path, clock: FakeClock) -
         assert counted(path) == {}
 
 
-def test_a_state_at_a_time_of_the_callers_own_outlives_it_by_an_hour_of_the_stores(
+def test_state_with_an_explicit_time_is_kept_one_more_hour_of_store_time(
     path: Path, clock: FakeClock
 ) -> None:
     with SQLiteStore(path, clock=clock) as store:
@@ -280,12 +280,12 @@ def test_a_state_at_a_time_of_the_callers_own_outlives_it_by_an_hour_of_the_stor
         assert limiter.hit("ada", now=60.0)
 
 
-# --- Several at once, and what goes wrong -----------------------------------------------------------------------------
+# --- Concurrent use, and errors ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def writer(path: Path) -> Iterator[sqlite3.Connection]:
-    """Somebody else who is writing to the file all the time."""
+    """Another connection that keeps a write transaction open."""
     with SQLiteStore(path):
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -294,7 +294,7 @@ def writer(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_locked_file_is_an_unavailable_store_and_not_a_charge(path: Path, clock: FakeClock) -> None:
+def test_locked_file_raises_store_unavailable_and_charges_nothing(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, timeout=0, clock=clock) as store:
         limiter = Limiter("5/minute", name="x", store=store)
         for call in (limiter.hit, limiter.hold, limiter.record, limiter.reset):
@@ -305,14 +305,14 @@ def test_a_locked_file_is_an_unavailable_store_and_not_a_charge(path: Path, cloc
 
 
 @pytest.mark.usefixtures("writer")
-async def test_a_locked_file_is_an_unavailable_store_for_coroutines_too(path: Path, clock: FakeClock) -> None:
+async def test_locked_file_raises_store_unavailable_in_coroutines(path: Path, clock: FakeClock) -> None:
     async with SQLiteStore(path, timeout=0, clock=clock) as store:
         limiter = AsyncLimiter("5/minute", name="x", store=store)
         with pytest.raises(StoreUnavailable, match="database is locked"):
             await limiter.hit("ada")
 
 
-def test_a_locked_new_file_is_an_unavailable_store(path: Path) -> None:
+def test_locked_new_file_raises_store_unavailable(path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("CREATE TABLE theirs (x)")
     other.execute("BEGIN EXCLUSIVE")
@@ -321,14 +321,14 @@ def test_a_locked_new_file_is_an_unavailable_store(path: Path) -> None:
     other.close()
 
 
-def test_the_switch_to_wal_pauses_as_it_is_asked_to_while_another_writes(path: Path) -> None:
+def test_switch_to_wal_calls_pause_while_the_file_is_locked(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other, closing(sqlite3.connect(path)) as own:
         other.execute("BEGIN IMMEDIATE")
         switch_to_wal(own.execute, 60, pause=lambda seconds: other.execute("ROLLBACK"))
         assert own.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_call_waits_for_a_writer_up_to_the_time_out(path: Path, writer: sqlite3.Connection) -> None:
+def test_call_waits_for_a_writer_until_the_timeout(path: Path, writer: sqlite3.Connection) -> None:
     with SQLiteStore(path, timeout=60) as store:
         limiter = Limiter("5/minute", name="x", store=store)
         results: list[bool] = []
@@ -339,7 +339,7 @@ def test_a_call_waits_for_a_writer_up_to_the_time_out(path: Path, writer: sqlite
         assert results == [True]
 
 
-def test_a_file_of_something_else_is_not_overwritten(path: Path) -> None:
+def test_file_of_another_format_is_not_overwritten(path: Path) -> None:
     path.write_bytes(b"not a database, but somebody's work " * 100)
     before = path.read_bytes()
     with pytest.raises(StoreUnavailable, match="file is not a database"):
@@ -347,7 +347,7 @@ def test_a_file_of_something_else_is_not_overwritten(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_table_of_ours_with_other_columns_is_an_error(path: Path) -> None:
+def test_table_with_unexpected_columns_is_an_error(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE headgate_states (who TEXT, count INTEGER)")
     connection.close()
@@ -372,7 +372,7 @@ RULES = {
 @example(numbers=[1, 2])
 @example(numbers=[1, 1, 1, 0, 0, 0, 0])
 @example(numbers=[2**53 - 1] * 3)
-def test_a_row_with_any_numbers_is_a_state_or_a_conflict(kind: str, numbers: list[int]) -> None:
+def test_row_with_random_numbers_is_a_state_or_a_conflict(kind: str, numbers: list[int]) -> None:
     with SQLiteStore(":memory:") as store:
         limiter = Limiter(RULES[kind], name="x", store=store)
         operations = ["check", "hold", "record", "release", "confirm"]
@@ -393,7 +393,7 @@ def test_a_row_with_any_numbers_is_a_state_or_a_conflict(kind: str, numbers: lis
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", "text", 5, b"", bytes(8), bytes(16), bytes(32)])
-def test_a_row_that_holds_no_state_is_a_conflict(path: Path, garbage: object) -> None:
+def test_row_with_an_invalid_state_is_a_conflict(path: Path, garbage: object) -> None:
     with SQLiteStore(path) as store:
         limiter = Limiter("5/minute", name="x", store=store)
         limiter.hit("ada")
@@ -408,7 +408,7 @@ def test_a_row_that_holds_no_state_is_a_conflict(path: Path, garbage: object) ->
         assert limiter.hit("ada")
 
 
-def test_an_error_within_a_call_rolls_all_of_it_back(path: Path, clock: FakeClock) -> None:
+def test_error_within_a_call_rolls_back_the_transaction(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store:
 
         def fail(connection: sqlite3.Connection) -> None:
@@ -421,7 +421,7 @@ def test_an_error_within_a_call_rolls_all_of_it_back(path: Path, clock: FakeCloc
         assert Limiter("5/minute", name="x", store=store).hit("ada")
 
 
-def test_a_process_that_is_killed_leaves_whole_calls_behind(path: Path) -> None:
+def test_killed_process_leaves_only_complete_calls(path: Path) -> None:
     """Two rules are charged together; whenever the process dies, their counts agree."""
     script = (
         "import sys\n"
@@ -446,7 +446,7 @@ def test_a_process_that_is_killed_leaves_whole_calls_behind(path: Path) -> None:
         assert hour.limit - hour.remaining >= 60
 
 
-# Interrupts calls of every kind at whatever point they have reached, and looks after each whether anything was left behind.
+# Interrupts calls of every kind at any point, and checks after each that no lock or transaction is left.
 INTERRUPTED = """
 import random, signal, sys, threading
 from itertools import count
@@ -504,8 +504,8 @@ print(*(result.remaining for decision in (before, after) for result in decision.
 """
 
 
-def test_an_exception_from_a_signal_handler_leaves_no_lock_or_transaction_behind(path: Path) -> None:
-    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards.
+def test_exception_from_a_signal_handler_leaves_no_lock_or_transaction_open(path: Path) -> None:
+    """Like Ctrl-C in a notebook, or the soft timeout of a worker: the limiter must still work afterwards.
 
     Every call counts in both rules or in none, so they agree in the end.
     """
@@ -518,7 +518,7 @@ def test_an_exception_from_a_signal_handler_leaves_no_lock_or_transaction_behind
 
 
 class InterruptingClock(FakeClock):
-    """Does something when it is read, which is in the middle of a call."""
+    """Runs a function when it is read, in the middle of a call."""
 
     interrupt: Callable[[], object] | None = None
 
@@ -545,10 +545,10 @@ def by_finalizer(work: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("interrupt", [by_signal, by_finalizer])
 @pytest.mark.parametrize("outer", ["hit", "hold", "check", "record"])
-def test_a_call_from_inside_a_call_is_refused_at_once(
+def test_reentrant_call_is_refused_at_once(
     path: Path, interrupt: Callable[[Callable[[], object]], None], outer: str
 ) -> None:
-    """To wait for the call that it interrupts would be for ever, and to count between two steps of it would be wrong."""
+    """Waiting for the interrupted call would never end, and counting between two of its steps would be wrong."""
     clock = InterruptingClock()
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter("5/minute", name="x", store=store)
@@ -578,7 +578,7 @@ def test_a_call_from_inside_a_call_is_refused_at_once(
 # --- Closing, forks and event loops ----------------------------------------------------------------------------------
 
 
-def test_a_closed_store_says_so(path: Path) -> None:
+def test_closed_store_raises_store_unavailable(path: Path) -> None:
     store = SQLiteStore(path)
     limiter = Limiter("5/minute", name="x", store=store)
     limiter.hit("ada")
@@ -589,7 +589,7 @@ def test_a_closed_store_says_so(path: Path) -> None:
             call("ada")
 
 
-async def test_a_closed_store_says_so_to_coroutines(path: Path) -> None:
+async def test_closed_store_raises_store_unavailable_in_coroutines(path: Path) -> None:
     store = SQLiteStore(path)
     limiter = AsyncLimiter("5/minute", name="x", store=store)
     await limiter.hit("ada")
@@ -602,13 +602,13 @@ async def test_a_closed_store_says_so_to_coroutines(path: Path) -> None:
         await AsyncLimiter("5/minute", name="x", store=unused).hit("ada")
 
 
-def test_one_store_serves_one_event_loop_after_the_other(path: Path, clock: FakeClock) -> None:
+def test_store_works_in_successive_event_loops(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store:
         limiter = AsyncLimiter("2/minute", name="x", store=store)
         assert [bool(asyncio.run(limiter.hit("ada"))) for _ in range(3)] == [True, True, False]
 
 
-async def test_coroutines_are_served_in_one_thread_of_the_store(path: Path, clock: FakeClock) -> None:
+async def test_async_calls_run_in_one_thread_of_the_store(path: Path, clock: FakeClock) -> None:
     async with SQLiteStore(path, clock=clock) as store:
         limiter = AsyncLimiter("100/minute", name="x", store=store)
         await asyncio.gather(*(limiter.hit("ada") for _ in range(50)))
@@ -616,7 +616,7 @@ async def test_coroutines_are_served_in_one_thread_of_the_store(path: Path, cloc
         assert len(names) == 1
 
 
-async def test_every_call_can_be_awaited(path: Path, clock: FakeClock) -> None:
+async def test_every_operation_can_be_awaited(path: Path, clock: FakeClock) -> None:
     async with SQLiteStore(path, clock=clock) as store:
         limiter = AsyncLimiter("5/minute", name="x", store=store)
         assert (await limiter.check("ada")).remaining == 4
@@ -629,7 +629,7 @@ async def test_every_call_can_be_awaited(path: Path, clock: FakeClock) -> None:
         assert (await limiter.hit("ada")).remaining == 4
 
 
-def test_a_child_goes_on_counting_in_the_parents_file(path: Path) -> None:
+def test_child_process_continues_counting_in_the_file_of_its_parent(path: Path) -> None:
     with SQLiteStore(path) as store:
         limiter = Limiter("4/hour", name="x", store=store)
         limiter.hit("ada")
@@ -639,8 +639,8 @@ def test_a_child_goes_on_counting_in_the_parents_file(path: Path) -> None:
         assert not limiter.hit("ada")
 
 
-def test_a_child_never_touches_the_connection_of_its_parent(path: Path) -> None:
-    """SQLite forbids it: the child would take the parent's locks for its own, and drop them when it closes."""
+def test_child_process_never_uses_the_connection_of_its_parent(path: Path) -> None:
+    """SQLite forbids it: the child would treat the locks of the parent as its locks, and drop them when it closes."""
     with SQLiteStore(path) as store:
         parents = store._connection
         limiter = Limiter("4/hour", name="x", store=store)
@@ -653,19 +653,19 @@ def test_a_child_never_touches_the_connection_of_its_parent(path: Path) -> None:
         assert store._connection is parents
 
 
-def test_a_child_uses_the_async_store_of_its_parent(path: Path) -> None:
+def test_child_process_can_use_the_async_store_of_its_parent(path: Path) -> None:
     with SQLiteStore(path) as store:
         limiter = AsyncLimiter("4/hour", name="x", store=store)
         asyncio.run(limiter.hit("ada"))
         assert in_child(lambda: asyncio.run(limiter.hit("ada")).remaining == 2)
 
 
-def test_a_fork_while_other_threads_write_leaves_no_lock_behind(path: Path, hasty_threads: None) -> None:
+def test_fork_while_other_threads_write_leaves_no_lock_held(path: Path, hasty_threads: None) -> None:
     with SQLiteStore(path) as store:
         limiter, stop = Limiter("1000000/hour", name="x", store=store), threading.Event()
 
         def work() -> None:
-            while not stop.wait(0.000_1):  # else the lock is taken again before anybody else gets it
+            while not stop.wait(0.000_1):  # otherwise this thread takes the lock again before others get it
                 for _ in range(5):
                     limiter.hit("ada")
 
@@ -680,13 +680,13 @@ def test_a_fork_while_other_threads_write_leaves_no_lock_behind(path: Path, hast
                 thread.join()
 
 
-def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes_counting(path: Path) -> None:
+def test_both_processes_work_after_a_fork_in_a_signal_handler(path: Path) -> None:
     inside, may_go_on = threading.Event(), threading.Event()
     calling, children = list[int](), list[int]()
 
-    def hold_up(connection: sqlite3.Connection) -> None:
+    def block(connection: sqlite3.Connection) -> None:
         inside.set()
-        while not calling:  # and then it waits, for else this thread would not run
+        while not calling:  # after the loop the main thread waits, otherwise this thread would not run
             pass
         interrupt_until(may_go_on, calling[0])
 
@@ -702,20 +702,20 @@ def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes
     try:
         with SQLiteStore(path) as store, untraced():
             limiter = Limiter("5/hour", name="x", store=store)
-            threading.Thread(target=store.transact, args=(hold_up,), kwargs={"write": False}).start()
+            threading.Thread(target=store.transact, args=(block,), kwargs={"write": False}).start()
             inside.wait(60)
             calling.append(threading.get_ident())
             admitted = limiter.hit("ada").allowed
             if not children[0]:
                 run_and_exit(lambda: admitted and limiter.hit("ada").allowed)
-            assert came_out_right(children[0])
+            assert all_succeeded(children[0])
             assert admitted
             assert limiter.check("ada", 0).remaining == 2
     finally:
         signal.signal(signal.SIGUSR1, usual)
 
 
-def test_a_child_that_closes_does_not_disturb_the_parent(path: Path) -> None:
+def test_close_in_the_child_process_does_not_affect_the_parent(path: Path) -> None:
     with SQLiteStore(path) as store:
         limiter = Limiter("4/hour", name="x", store=store)
         limiter.hit("ada")
@@ -729,8 +729,8 @@ def test_a_child_that_closes_does_not_disturb_the_parent(path: Path) -> None:
         assert limiter.hit("ada").remaining == 1
 
 
-def test_parent_and_child_never_take_each_others_states_for_their_own(path: Path, clock: FakeClock) -> None:
-    """Counting on from where they parted, both would give the same birth to two states of a key."""
+def test_parent_and_child_never_mix_up_their_states(path: Path, clock: FakeClock) -> None:
+    """If both continued to count births after the fork, two states of a key would get the same birth."""
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter("5/minute", name="x", store=store)
         limiter.hit("bob")
@@ -744,7 +744,7 @@ def test_parent_and_child_never_take_each_others_states_for_their_own(path: Path
         hold = limiter.hold("ada")
         limiter.reset("ada")
         os.write(reset_w, b"!")
-        assert came_out_right(child)
+        assert all_succeeded(child)
         hold.release()
         assert limiter.check("ada", 0).remaining == 4, "the child's unit is not the parent's to give back"
         os.close(reset_r)

@@ -1,4 +1,4 @@
-"""Tasks on an SQLite store: what becomes of a call whose caller is cancelled, and of calls when the store is closed."""
+"""Tasks on an SQLite store: calls whose caller is cancelled, and calls while the store is closed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def limiter(store: SQLiteStore) -> AsyncLimiter:
     return AsyncLimiter("100/hour", name="x", store=store)
 
 
-class Jam:
-    """Keeps the store's thread busy until it is let go, so that everything else is queued behind it."""
+class BusyWorker:
+    """Keeps the thread of the store busy until it is released, so that all other calls are queued behind it."""
 
     def __init__(self, store: SQLiteStore) -> None:
         self._end = threading.Event()
         self._running = store.start_in_worker(self._end.wait)
 
-    def let_go(self) -> None:
+    def finish(self) -> None:
         self._end.set()
 
 
 async def cancelled(call: Any) -> None:
-    """Begin a call, and cancel it while it waits."""
+    """Start a call, and cancel it while it waits."""
     task = asyncio.ensure_future(call)
     await asyncio.sleep(0)
     task.cancel()
@@ -51,45 +51,43 @@ async def counted(limiter: AsyncLimiter) -> int:
     return 100 - ((await limiter.check("alice", 0)).remaining or 0)
 
 
-async def test_units_that_were_used_are_recorded_all_the_same(
-    store: SQLiteStore, limiter: AsyncLimiter
-) -> None:
-    jam = Jam(store)
+async def test_cancelled_record_is_still_written(store: SQLiteStore, limiter: AsyncLimiter) -> None:
+    worker = BusyWorker(store)
     await cancelled(limiter.record("alice", 7))
-    jam.let_go()
+    worker.finish()
     assert await counted(limiter) == 7
 
 
 @pytest.mark.parametrize(("cost", "left"), [(0, 0), (3, 3), (9, 9)])
-async def test_a_hold_is_settled_all_the_same(
+async def test_cancelled_settle_is_still_written(
     store: SQLiteStore, limiter: AsyncLimiter, cost: int, left: int
 ) -> None:
     hold = await limiter.hold("alice", 7)
-    jam = Jam(store)
+    worker = BusyWorker(store)
     await cancelled(hold.settle(cost))
-    jam.let_go()
+    worker.finish()
     assert await counted(limiter) == left
 
 
-async def test_a_reset_is_done_all_the_same(store: SQLiteStore, limiter: AsyncLimiter) -> None:
+async def test_cancelled_reset_is_still_done(store: SQLiteStore, limiter: AsyncLimiter) -> None:
     await limiter.hit("alice", 7)
-    jam = Jam(store)
+    worker = BusyWorker(store)
     await cancelled(limiter.reset("alice"))
-    jam.let_go()
+    worker.finish()
     assert await counted(limiter) == 0
 
 
 @pytest.mark.parametrize("operation", ["hit", "hold"])
-async def test_what_has_not_begun_is_not_begun(
+async def test_cancelled_call_that_has_not_started_is_not_run(
     store: SQLiteStore, limiter: AsyncLimiter, operation: str
 ) -> None:
-    jam = Jam(store)
+    worker = BusyWorker(store)
     await cancelled(getattr(limiter, operation)("alice", 7))
-    jam.let_go()
+    worker.finish()
     assert await counted(limiter) == 0
 
 
-async def test_a_hold_that_has_begun_is_released(
+async def test_cancelled_hold_that_has_started_is_released(
     store: SQLiteStore, limiter: AsyncLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -108,13 +106,13 @@ async def test_a_hold_that_has_begun_is_released(
         with pytest.raises(asyncio.CancelledError):
             await task
     go_on.set()
-    await limiter.record("bob")  # behind the hold, and ahead of its release or behind it
+    await limiter.record("bob")  # runs after the hold, and before or after its release
     await limiter.record("bob")
     assert await counted(limiter) == 0
 
 
-async def test_holds_that_are_cancelled_at_any_time_leave_nothing(limiter: AsyncLimiter) -> None:
-    """2,973 of 11,000 were left."""
+async def test_holds_cancelled_at_any_time_leave_no_units_charged(limiter: AsyncLimiter) -> None:
+    """Regression: 2,973 of 11,000 holds stayed charged."""
     chance = random.Random(7)
     for _ in range(40):
         tasks = [asyncio.ensure_future(_hold_and_release(limiter)) for _ in range(25)]
@@ -135,7 +133,7 @@ async def _hold_and_release(limiter: AsyncLimiter) -> None:
         await hold.release()
 
 
-async def test_a_failure_that_nobody_waits_for_is_logged(
+async def test_error_after_a_cancellation_is_logged(
     store: SQLiteStore,
     limiter: AsyncLimiter,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,23 +142,23 @@ async def test_a_failure_that_nobody_waits_for_is_logged(
     def fails(*args: object) -> None:
         raise StoreUnavailable("the disk is full")
 
-    jam = Jam(store)
+    worker = BusyWorker(store)
     with monkeypatch.context() as patch:
         patch.setattr(_SQLiteGate, "_record", fails)
         await cancelled(limiter.record("alice", 7))
-        jam.let_go()
+        worker.finish()
         await limiter.check("alice")
     assert "could not be completed: the disk is full" in caplog.text
 
 
-async def test_closing_lets_what_was_asked_end(tmp_path: Path) -> None:
+async def test_close_waits_for_pending_calls(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "limits.db")
     limiter = AsyncLimiter("100/hour", name="x", store=store)
-    jam = Jam(store)
+    worker = BusyWorker(store)
     await cancelled(limiter.record("alice", 7))
     closing = asyncio.ensure_future(store.aclose())
     await asyncio.sleep(0)
-    jam.let_go()
+    worker.finish()
     await closing
     with pytest.raises(StoreUnavailable, match="closed"):
         await limiter.hit("alice")
@@ -168,14 +166,14 @@ async def test_closing_lets_what_was_asked_end(tmp_path: Path) -> None:
         assert await counted(AsyncLimiter("100/hour", name="x", store=again)) == 7
 
 
-def test_an_event_loop_that_ends_takes_nothing_with_it(store: SQLiteStore, limiter: AsyncLimiter) -> None:
-    async def leave() -> Jam:
-        jam = Jam(store)
+def test_pending_call_completes_after_its_event_loop_ends(store: SQLiteStore, limiter: AsyncLimiter) -> None:
+    async def leave() -> BusyWorker:
+        worker = BusyWorker(store)
         task = asyncio.ensure_future(limiter.record("alice", 7))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):
                 await task
-        return jam
+        return worker
 
-    asyncio.run(leave()).let_go()
+    asyncio.run(leave()).finish()
     assert asyncio.run(counted(limiter)) == 7

@@ -1,4 +1,4 @@
-"""URLs whose password a parser would take for something else, and print."""
+"""URLs with an ambiguous password, which a parser could treat as another part of the URL, and print."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headgate.urls import check_credentials
         "https://ada:p@w@host",
     ],
 )
-def test_a_password_that_could_be_something_else_is_refused(url: str) -> None:
+def test_ambiguous_password_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="cannot be separated") as refused:
         check_credentials(url)
     assert "host" not in str(refused.value).replace("the host in the URL", "")
@@ -50,11 +50,11 @@ def test_a_password_that_could_be_something_else_is_refused(url: str) -> None:
         "",
     ],
 )
-def test_a_clear_url_passes(url: str) -> None:
+def test_unambiguous_url_is_accepted(url: str) -> None:
     check_credentials(url)
 
 
-def test_a_limiter_does_not_repeat_such_a_url() -> None:
+def test_error_of_a_limiter_does_not_show_an_ambiguous_url() -> None:
     with pytest.raises(ConfigError, match="%2F") as refused:
         Limiter("1/minute", name="x", store="redis://ada:hunter2secret/x@localhost:6379/0")
     assert "hunter2" not in str(refused.value)
@@ -68,7 +68,7 @@ def test_a_limiter_does_not_repeat_such_a_url() -> None:
         ("postgress://h/d", "postgres://"),
     ],
 )
-def test_a_misspelt_scheme_is_answered_with_the_right_one(url: str, expected: str) -> None:
+def test_error_for_a_misspelt_scheme_suggests_the_correct_one(url: str, expected: str) -> None:
     scheme = url.partition(":")[0]
     with pytest.raises(ConfigError, match=f"^no store is known for '{scheme}': write {expected}$"):
         Limiter("1/minute", name="a", store=url)

@@ -1,4 +1,4 @@
-"""Waiting for one's turn: first come, first served, giving places back, giving up as soon as it is in vain."""
+"""`wait`: order of arrival, timeouts, cancellation, and refusal at once if the timeout is too short."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ from tests.unit.processes import Interrupted, Interruptions, forking, in_child
 pytestmark = forking
 
 Flavour = type[Limiter] | type[AsyncLimiter]
-PATIENCE = 10  # seconds after which a test that hangs is called a failure
+PATIENCE = 10  # seconds after which a test that hangs fails
 
 
-class Gatekeeper(FakeClock):
-    """A clock on which sleepers wait until they are let go."""
+class BlockingClock(FakeClock):
+    """A clock whose sleeps last until the test sets an event."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asleep_now = 0
-        self.let_go = threading.Event()
-        self.let_go_async = asyncio.Event()
+        self.may_wake = threading.Event()
+        self.may_wake_async = asyncio.Event()
 
     def sleep(self, seconds: float) -> None:
         self.asleep_now += 1
-        assert self.let_go.wait(PATIENCE)
+        assert self.may_wake.wait(PATIENCE)
         super().sleep(seconds)
 
     async def asleep(self, seconds: float) -> None:
         self.asleep_now += 1
-        await self.let_go_async.wait()
+        await self.may_wake_async.wait()
         await super().asleep(seconds)
 
 
 async def settled(condition: Callable[[], bool]) -> None:
-    """Let other tasks run until the condition holds."""
+    """Run other tasks until the condition is true."""
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  # the tasks that bring it about know of no event
             await asyncio.sleep(0)
 
 
 def queued(limiter: Limiter | AsyncLimiter, key: str = "ada") -> int:
-    """Return how many wait for a key, the one whose turn it is included."""
+    """Return the number of waiters for a key, including the first one."""
     return len(limiter._queue._queues.get((key,), ()))
 
 
@@ -82,7 +82,7 @@ def has_queue_of(limiter: Limiter, length: int) -> bool:
 # --- Waiting ---------------------------------------------------------------------------------------------------------
 
 
-async def test_waiting_ends_with_the_units_taken(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_returns_after_charging_the_units(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("2/minute"), clock=clock)
     start = clock.now_us()
     decisions = [await done(limiter.wait("ada")) for _ in range(4)]
@@ -91,7 +91,7 @@ async def test_waiting_ends_with_the_units_taken(flavour: Flavour, clock: FakeCl
     assert not await done(limiter.hit("ada"))
 
 
-async def test_waiting_is_for_the_units_asked_for(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_lasts_until_the_requested_units_are_free(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(token_bucket("60/minute"), clock=clock)
     await done(limiter.hit("ada", 60))
     start = clock.now_us()
@@ -99,7 +99,7 @@ async def test_waiting_is_for_the_units_asked_for(flavour: Flavour, clock: FakeC
     assert clock.now_us() - start == 7_000_000
 
 
-async def test_waiting_goes_by_the_tier(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_uses_the_quota_of_the_tier(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("1/minute", tiers={"pro": "2/minute"}), clock=clock)
     start = clock.now_us()
     await done(limiter.wait("ada"))
@@ -110,7 +110,7 @@ async def test_waiting_goes_by_the_tier(flavour: Flavour, clock: FakeClock) -> N
 @pytest.mark.parametrize(
     "make", [fixed_window, sliding_window, sliding_log, token_bucket], ids=lambda m: m.__name__
 )
-async def test_a_hundred_a_second_pass_about_a_hundred_a_second(
+async def test_wait_with_100_per_second_admits_about_100_per_second(
     flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
 ) -> None:
     limiter = flavour(make("100/s"), clock=clock)
@@ -121,7 +121,7 @@ async def test_a_hundred_a_second_pass_about_a_hundred_a_second(
     assert 900 / 102 <= clock.now - start <= 9.2
 
 
-async def test_a_steady_hundred_a_second_comes_every_ten_milliseconds(
+async def test_wait_with_a_burst_of_one_admits_every_ten_milliseconds(
     flavour: Flavour, clock: FakeClock
 ) -> None:
     limiter = flavour(token_bucket("100/s", burst=1), clock=clock)
@@ -132,10 +132,10 @@ async def test_a_steady_hundred_a_second_comes_every_ten_milliseconds(
     assert {later - earlier for earlier, later in pairwise(times)} == {10_000}
 
 
-# --- First come, first served ----------------------------------------------------------------------------------------
+# --- Order of arrival ------------------------------------------------------------------------------------------------
 
 
-async def test_tasks_are_served_in_the_order_in_which_they_came(clock: FakeClock) -> None:
+async def test_tasks_are_served_in_order_of_arrival(clock: FakeClock) -> None:
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     served: list[int] = []
 
@@ -149,7 +149,7 @@ async def test_tasks_are_served_in_the_order_in_which_they_came(clock: FakeClock
 
 
 async def test_a_small_cost_does_not_overtake_a_large_one() -> None:
-    clock = Gatekeeper()
+    clock = BlockingClock()
     limiter = AsyncLimiter(sliding_log("5/minute"), clock=clock)
     await limiter.hit("ada", 3)
     large = asyncio.create_task(limiter.wait("ada", 5))
@@ -157,24 +157,24 @@ async def test_a_small_cost_does_not_overtake_a_large_one() -> None:
     small = asyncio.create_task(limiter.wait("ada", 1))
     await settled(lambda: queued(limiter) == 2)
     assert not small.done()
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     assert (await large).remaining == 0
     assert (await small).remaining == 4
 
 
 async def test_another_key_does_not_wait_for_this_one() -> None:
-    clock = Gatekeeper()
+    clock = BlockingClock()
     limiter = AsyncLimiter("1/minute", clock=clock)
     await limiter.hit("ada")
     waiting = asyncio.create_task(limiter.wait("ada"))
     await settled(lambda: clock.asleep_now == 1)
     assert await limiter.wait("bob")
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     assert await waiting
 
 
-def test_threads_are_served_in_the_order_in_which_they_came() -> None:
-    clock = Gatekeeper()
+def test_threads_are_served_in_order_of_arrival() -> None:
+    clock = BlockingClock()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
     served: list[int] = []
@@ -187,7 +187,7 @@ def test_threads_are_served_in_the_order_in_which_they_came() -> None:
     for number, thread in enumerate(threads):
         thread.start()
         until(partial(has_queue_of, limiter, number + 1))
-    clock.let_go.set()
+    clock.may_wake.set()
     for thread in threads:
         thread.join(PATIENCE)
     assert served == list(range(8))
@@ -195,7 +195,7 @@ def test_threads_are_served_in_the_order_in_which_they_came() -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Let other threads run until the condition holds."""
+    """Run other threads until the condition is true."""
     pause = threading.Event()
     for _ in range(PATIENCE * 1000):
         if condition():
@@ -204,10 +204,10 @@ def until(condition: Callable[[], bool]) -> None:
     pytest.fail("it never came to that")
 
 
-# --- Giving up -------------------------------------------------------------------------------------------------------
+# --- Timeouts --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_that_would_be_too_long_is_refused_at_once(flavour: Flavour, clock: FakeClock) -> None:
+async def test_wait_longer_than_the_timeout_is_refused_at_once(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_log("1/minute"), clock=clock)
     await done(limiter.hit("ada"))
     start = clock.now_us()
@@ -221,7 +221,7 @@ async def test_a_wait_that_would_be_too_long_is_refused_at_once(flavour: Flavour
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 5])
-async def test_a_wait_that_never_ends_is_refused_at_once(
+async def test_endless_wait_is_refused_at_once(
     flavour: Flavour, clock: FakeClock, timeout: float | None
 ) -> None:
     limiter = flavour("0/minute", clock=clock)
@@ -232,7 +232,7 @@ async def test_a_wait_that_never_ends_is_refused_at_once(
 
 
 @pytest.mark.parametrize("timeout", [0, -5])
-async def test_no_time_to_wait_is_enough_if_there_is_room(
+async def test_zero_or_negative_timeout_admits_only_without_waiting(
     flavour: Flavour, clock: FakeClock, timeout: float
 ) -> None:
     limiter = flavour("1/minute", clock=clock)
@@ -242,7 +242,7 @@ async def test_no_time_to_wait_is_enough_if_there_is_room(
 
 
 @pytest.mark.parametrize("timeout", [None, inf, 1e308])
-async def test_an_endless_time_to_wait_is_as_good_as_none_given(
+async def test_infinite_timeout_equals_no_timeout(
     flavour: Flavour, clock: FakeClock, timeout: float | None
 ) -> None:
     limiter = flavour(sliding_log("1/day"), clock=clock)
@@ -253,7 +253,7 @@ async def test_an_endless_time_to_wait_is_as_good_as_none_given(
 
 
 @pytest.mark.parametrize("timeout", [-inf, -1e308])
-async def test_less_than_no_time_to_wait_is_as_good_as_none(
+async def test_very_negative_timeout_equals_a_zero_timeout(
     flavour: Flavour, clock: FakeClock, timeout: float
 ) -> None:
     limiter = flavour("1/minute", clock=clock)
@@ -263,7 +263,7 @@ async def test_less_than_no_time_to_wait_is_as_good_as_none(
 
 
 @pytest.mark.parametrize("timeout", [nan, "5", timedelta(seconds=5)])
-async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour, timeout: Any) -> None:
+async def test_timeout_must_be_a_number(flavour: Flavour, timeout: Any) -> None:
     limiter = flavour("1/minute")
     with pytest.raises(ConfigError, match="timeout= is seconds, or None"):
         await done(limiter.wait("ada", timeout=timeout))
@@ -271,45 +271,45 @@ async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour, ti
     assert await done(limiter.check("ada")), "nothing was taken"
 
 
-@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.usefixtures("frequent_queue_checks")
 @pytest.mark.parametrize("timeout", [None, inf, 1e9])
-async def test_a_task_behind_others_waits_for_as_long_as_it_takes(timeout: float | None) -> None:
-    clock = Gatekeeper()
+async def test_task_with_a_long_timeout_waits_behind_others(timeout: float | None) -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
     first = asyncio.create_task(limiter.wait("ada"))
     await settled(lambda: clock.asleep_now == 1)
-    looks = Looks(limiter)
+    checks = QueueChecks(limiter)
     second = asyncio.create_task(limiter.wait("ada", timeout=timeout))
-    await settled(lambda: looks.count >= 5)
-    clock.let_go_async.set()
+    await settled(lambda: checks.count >= 5)
+    clock.may_wake_async.set()
     async with asyncio.timeout(PATIENCE):
         assert await first
         assert await second
 
 
-@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.usefixtures("frequent_queue_checks")
 @pytest.mark.parametrize("timeout", [None, inf, 1e9])
-def test_a_thread_behind_others_waits_for_as_long_as_it_takes(timeout: float | None) -> None:
-    clock = Gatekeeper()
+def test_thread_with_a_long_timeout_waits_behind_others(timeout: float | None) -> None:
+    clock = BlockingClock()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
     threads = [threading.Thread(target=limiter.wait, args=("ada",))]
     threads[0].start()
     until(lambda: clock.asleep_now == 1)
-    looks = Looks(limiter)
+    checks = QueueChecks(limiter)
     threads.append(threading.Thread(target=limiter.wait, args=("ada",), kwargs={"timeout": timeout}))
     threads[1].start()
-    until(lambda: looks.count >= 5)
+    until(lambda: checks.count >= 5)
     assert queued(limiter) == 2
-    clock.let_go.set()
+    clock.may_wake.set()
     for thread in threads:
         thread.join(PATIENCE)
     assert queued(limiter) == 0
 
 
-class Looks:
-    """Counts how often waiters look whether the front of their queue is dead."""
+class QueueChecks:
+    """Counts how often waiters check whether the first waiter is dead."""
 
     def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
         self.count = 0
@@ -324,9 +324,9 @@ class Looks:
         turns.wake_first = counted
 
 
-async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:
-    """Behind others it cannot be admitted sooner than alone, and alone it would be an hour too late."""
-    clock = Gatekeeper()
+async def test_task_whose_timeout_is_too_short_is_refused_at_once() -> None:
+    """Even without the other waiter, it would be admitted an hour after its timeout."""
+    clock = BlockingClock()
     limiter = AsyncLimiter("1/day", clock=clock)
     await limiter.hit("ada")
     first = asyncio.create_task(limiter.wait("ada"))
@@ -335,12 +335,12 @@ async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:
         with pytest.raises(RateLimited):
             await limiter.wait("ada", timeout=23 * 3600)
     assert queued(limiter) == 1
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     assert await first
 
 
-def test_a_thread_that_queues_in_vain_is_told_at_once() -> None:
-    clock = Gatekeeper()
+def test_thread_whose_timeout_is_too_short_is_refused_at_once() -> None:
+    clock = BlockingClock()
     limiter = Limiter("1/day", clock=clock)
     limiter.hit("ada")
     first = threading.Thread(target=limiter.wait, args=("ada",))
@@ -356,13 +356,13 @@ def test_a_thread_that_queues_in_vain_is_told_at_once() -> None:
     thread = threading.Thread(target=second, daemon=True)
     thread.start()
     assert told.wait(PATIENCE)
-    clock.let_go.set()
+    clock.may_wake.set()
     first.join(PATIENCE)
     assert queued(limiter) == 0
 
 
-async def test_a_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -> None:
-    clock = Gatekeeper()
+async def test_task_still_queued_at_its_timeout_is_refused() -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(sliding_log("5/minute"), clock=clock)
     await limiter.hit("ada", 3)
     large = asyncio.create_task(limiter.wait("ada", 5))
@@ -372,12 +372,12 @@ async def test_a_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -> 
     decision = caught.value.decision
     assert (decision.allowed, decision.remaining, decision.retry_after) == (False, 1, 0.0)
     assert queued(limiter) == 1
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     assert await large
 
 
-def test_a_threads_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -> None:
-    clock = Gatekeeper()
+def test_thread_still_queued_at_its_timeout_is_refused() -> None:
+    clock = BlockingClock()
     limiter = Limiter(sliding_log("5/minute"), clock=clock)
     limiter.hit("ada", 3)
     large = threading.Thread(target=limiter.wait, args=("ada", 5))
@@ -386,16 +386,16 @@ def test_a_threads_turn_that_comes_too_late_is_a_refusal_for_the_others_sake() -
     with pytest.raises(RateLimited) as caught:
         limiter.wait("ada", timeout=0.001)
     assert (caught.value.decision.remaining, caught.value.decision.retry_after) == (1, 0.0)
-    clock.let_go.set()
+    clock.may_wake.set()
     large.join(PATIENCE)
     assert queued(limiter) == 0
 
 
-# --- Giving places back ----------------------------------------------------------------------------------------------
+# --- Cancellation and errors -----------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_task_gives_its_place_in_the_queue_back() -> None:
-    clock = Gatekeeper()
+async def test_cancelled_task_leaves_the_queue() -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
     tasks = [asyncio.create_task(limiter.wait("ada")) for _ in range(3)]
@@ -404,14 +404,14 @@ async def test_a_cancelled_task_gives_its_place_in_the_queue_back() -> None:
     with pytest.raises(asyncio.CancelledError):
         await tasks[1]
     assert queued(limiter) == 2
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     async with asyncio.timeout(PATIENCE):
         assert await tasks[0]
         assert await tasks[2]
 
 
-async def test_a_task_cancelled_while_it_sleeps_passes_the_turn_on() -> None:
-    clock = Gatekeeper()
+async def test_task_cancelled_while_sleeping_wakes_the_next_waiter() -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
     first, second = (asyncio.create_task(limiter.wait("ada")) for _ in range(2))
@@ -419,7 +419,7 @@ async def test_a_task_cancelled_while_it_sleeps_passes_the_turn_on() -> None:
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     async with asyncio.timeout(PATIENCE):
         assert await second
     assert queued(limiter) == 0
@@ -428,9 +428,9 @@ async def test_a_task_cancelled_while_it_sleeps_passes_the_turn_on() -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("timeout", [None, 1000])
-async def test_a_cancellation_is_never_swallowed_whenever_it_comes(steps: int, timeout: float | None) -> None:
-    """Also not when it meets the turn that has just been passed on."""
-    clock = Gatekeeper()
+async def test_cancellation_at_any_time_is_never_swallowed(steps: int, timeout: float | None) -> None:
+    """Also if it happens at the same time as the wake-up."""
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
     first = asyncio.create_task(limiter.wait("ada"))
@@ -441,14 +441,14 @@ async def test_a_cancellation_is_never_swallowed_whenever_it_comes(steps: int, t
     for _ in range(steps):
         await asyncio.sleep(0)
     assert second.cancel()
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     with pytest.raises(asyncio.CancelledError):
         await second
     assert queued(limiter) == 0
     assert await limiter.wait("ada", timeout=1000)
 
 
-async def test_an_error_gives_the_place_back(flavour: Flavour) -> None:
+async def test_waiter_that_fails_leaves_the_queue(flavour: Flavour) -> None:
     class Broken(FakeClock):
         def sleep(self, seconds: float) -> None:
             raise OSError("no sleep")
@@ -464,8 +464,8 @@ async def test_an_error_gives_the_place_back(flavour: Flavour) -> None:
     assert queued(limiter) == 0
 
 
-def test_an_interrupted_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Gatekeeper()
+def test_interrupted_thread_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = BlockingClock()
     limiter = Limiter("1/minute", clock=clock)
     limiter.hit("ada")
     first = threading.Thread(target=limiter.wait, args=("ada",))
@@ -479,13 +479,13 @@ def test_an_interrupted_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         limiter.wait("ada")
     assert queued(limiter) == 1
-    clock.let_go.set()
+    clock.may_wake.set()
     first.join(PATIENCE)
 
 
-@pytest.mark.usefixtures("quick_looks")
-def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place() -> None:
-    clock = Gatekeeper()
+@pytest.mark.usefixtures("frequent_queue_checks")
+def test_thread_interrupted_while_leaving_still_leaves_the_queue() -> None:
+    clock = BlockingClock()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
     turns: Any = limiter._queue
@@ -494,7 +494,7 @@ def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place(
     def interrupt(*arguments: Any) -> None:
         if interrupted.is_set():
             leave(*arguments)
-        else:  # as a signal handler that raises ahead of the first line
+        else:  # like a signal handler that raises before the first line
             interrupted.set()
             raise Interrupted
 
@@ -508,7 +508,7 @@ def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place(
     for number, thread in enumerate(threads):
         thread.start()
         until(partial(has_queue_of, limiter, number + 1))
-    clock.let_go.set()
+    clock.may_wake.set()
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -516,7 +516,7 @@ def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place(
     assert queued(limiter) == 0
 
 
-def test_a_signal_handler_that_raises_at_any_moment_leaves_no_place_behind(
+def test_signal_handler_that_raises_at_any_time_leaves_the_queue_empty(
     interruptions: Interruptions,
 ) -> None:
     limiter = Limiter("1000000000/minute")
@@ -525,7 +525,7 @@ def test_a_signal_handler_that_raises_at_any_moment_leaves_no_place_behind(
         assert limiter._queue._queues == {}
 
 
-@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.usefixtures("frequent_queue_checks")
 def test_a_signal_handler_that_raises_in_one_thread_does_not_stop_another(
     interruptions: Interruptions, hasty_threads: None
 ) -> None:
@@ -551,8 +551,8 @@ def test_a_signal_handler_that_raises_in_one_thread_does_not_stop_another(
 
 
 @pytest.mark.parametrize("event", [Event, AsyncEvent])
-async def test_leaving_in_the_middle_of_another_call_neither_blocks_nor_breaks_the_queue(event: Any) -> None:
-    """As a coroutine does that the garbage collector closes, in whatever thread and call that happens."""
+async def test_leave_during_another_call_neither_blocks_nor_corrupts_the_queue(event: Any) -> None:
+    """The garbage collector may close a waiting coroutine in any thread and during any call."""
     turns = FairQueue()
     tickets = [event() for _ in range(4)]
     for ticket in tickets:
@@ -560,11 +560,11 @@ async def test_leaving_in_the_middle_of_another_call_neither_blocks_nor_breaks_t
     tickets[1].is_over = True
     really_set = tickets[1].set
 
-    def leave_meanwhile() -> bool:
+    def leave_during_set() -> bool:
         turns.leave("ada", tickets[1])
         return bool(really_set())
 
-    tickets[1].set = leave_meanwhile
+    tickets[1].set = leave_during_set
     turns.leave("ada", tickets[0])
     assert list(turns._queues["ada"]) == tickets[2:]
     assert await done(tickets[2].wait(PATIENCE))
@@ -581,8 +581,8 @@ ORDERS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("event", [Event, AsyncEvent])
-async def test_leaving_compares_a_ticket_with_hardly_any_other(event: Any, order: Callable[..., Any]) -> None:
-    """Looking for it among all that wait made 10,000 cancellations 50 million comparisons."""
+async def test_leave_compares_a_ticket_with_few_others(event: Any, order: Callable[..., Any]) -> None:
+    """A search in the whole queue needed 50 million comparisons for 10,000 cancellations."""
     comparisons = 0
 
     class Ticket(event):  # type: ignore[misc]
@@ -596,7 +596,7 @@ async def test_leaving_compares_a_ticket_with_hardly_any_other(event: Any, order
     turns, tickets = FairQueue(), [Ticket() for _ in range(10_000)]
     for ticket in tickets:
         turns.join("ada", ticket)
-    # Of a plain dict, finding the first entry takes as many steps as were removed before it; no one counts these.
+    # In a plain dict, finding the first entry skips all entries removed before it; these steps are not counted here.
     assert isinstance(turns._queues["ada"], OrderedDict)
     for ticket in order(tickets):
         turns.leave("ada", ticket)
@@ -604,8 +604,8 @@ async def test_leaving_compares_a_ticket_with_hardly_any_other(event: Any, order
     assert turns._queues == {}
 
 
-async def test_thousands_of_cancelled_tasks_leave_no_queue_behind() -> None:
-    clock = Gatekeeper()
+async def test_thousands_of_cancelled_tasks_leave_the_queue_empty() -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     await limiter.hit("ada")
     tasks = [asyncio.create_task(limiter.wait("ada")) for _ in range(2_000)]
@@ -623,7 +623,7 @@ async def test_thousands_of_cancelled_tasks_leave_no_queue_behind() -> None:
 # --- Event loops and forks -------------------------------------------------------------------------------------------
 
 
-def test_tasks_of_several_event_loops_wait_for_one_another(clock: FakeClock) -> None:
+def test_tasks_of_several_event_loops_share_one_queue(clock: FakeClock) -> None:
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     served: list[bool] = []
 
@@ -643,8 +643,8 @@ def test_tasks_of_several_event_loops_wait_for_one_another(clock: FakeClock) -> 
     assert queued(limiter) == 0
 
 
-def test_a_loop_that_ended_with_waiters_leaves_no_queue_behind() -> None:
-    clock = Gatekeeper()
+def test_event_loop_that_ended_with_waiters_leaves_no_queue() -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter("1/minute", clock=clock)
 
     async def abandon() -> None:
@@ -661,7 +661,7 @@ def test_a_loop_that_ended_with_waiters_leaves_no_queue_behind() -> None:
 
 @pytest.fixture
 def loops() -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
-    """Makes event loops, which are closed in the end if the test has not done so."""
+    """A function that creates event loops; they are closed at the end of the test."""
     made: list[asyncio.AbstractEventLoop] = []
 
     def make() -> asyncio.AbstractEventLoop:
@@ -677,13 +677,13 @@ Loops = Callable[[], asyncio.AbstractEventLoop]
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let waiters look often whether the front of their queue is dead."""
+def frequent_queue_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make waiters check often whether the first waiter is dead."""
     monkeypatch.setattr("headgate._fair_queue.LOOK_EVERY", 0.001)
 
 
 def waiting_in(loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> asyncio.Task[Decision]:
-    """Return a task that has queued up for a key, in a loop that does not run any more."""
+    """Return a task that waits in the queue of a key, in a loop that no longer runs."""
     length = queued(limiter)
     task = loop.create_task(limiter.wait("ada"))
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # it may be abandoned, and asyncio need not complain
@@ -693,8 +693,8 @@ def waiting_in(loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> asynci
     return task
 
 
-def test_a_waiter_of_a_closed_loop_is_passed_over(loops: Loops) -> None:
-    clock = Gatekeeper()
+def test_waiter_of_a_closed_loop_is_skipped(loops: Loops) -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     open_loop, closed_loop = loops(), loops()
     open_loop.run_until_complete(limiter.hit("ada"))
@@ -705,17 +705,15 @@ def test_a_waiter_of_a_closed_loop_is_passed_over(loops: Loops) -> None:
         waiting_in(open_loop, limiter),
     ]
     closed_loop.close()
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     for task in (tasks[0], tasks[3]):
         assert open_loop.run_until_complete(asyncio.wait_for(task, PATIENCE))
     assert queued(limiter) == 0
 
 
 @pytest.mark.parametrize("timeout", [0, 5, None])
-def test_who_comes_behind_waiters_of_closed_loops_is_served_at_once(
-    loops: Loops, timeout: float | None
-) -> None:
-    clock = Gatekeeper()
+def test_waiter_behind_waiters_of_closed_loops_is_served_at_once(loops: Loops, timeout: float | None) -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     closed_loop = loops()
     closed_loop.run_until_complete(limiter.hit("ada"))
@@ -727,9 +725,9 @@ def test_who_comes_behind_waiters_of_closed_loops_is_served_at_once(
     assert len(tasks) == 3
 
 
-@pytest.mark.usefixtures("quick_looks")
-def test_waiters_notice_that_the_loop_of_the_one_in_turn_was_closed(loops: Loops) -> None:
-    clock = Gatekeeper()
+@pytest.mark.usefixtures("frequent_queue_checks")
+def test_waiters_notice_that_the_loop_of_the_first_waiter_was_closed(loops: Loops) -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     closed_loop, open_loop = loops(), loops()
     open_loop.run_until_complete(limiter.hit("ada"))
@@ -737,24 +735,24 @@ def test_waiters_notice_that_the_loop_of_the_one_in_turn_was_closed(loops: Loops
     assert clock.asleep_now == 1
     second = waiting_in(open_loop, limiter)
     closed_loop.close()
-    clock.let_go_async = asyncio.Event()  # the first has bound the other one to its loop
-    clock.let_go_async.set()
+    clock.may_wake_async = asyncio.Event()  # the old event is bound to the loop of the first waiter
+    clock.may_wake_async.set()
     assert open_loop.run_until_complete(asyncio.wait_for(second, PATIENCE))
     assert queued(limiter) == 0
     assert not first.done()
 
 
-@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.usefixtures("frequent_queue_checks")
 @pytest.mark.parametrize("dead", [1, 3])
-def test_waiters_notice_that_a_loop_was_closed_after_it_was_given_the_turn(loops: Loops, dead: int) -> None:
-    clock = Gatekeeper()
+def test_waiters_notice_that_a_loop_was_closed_after_its_wake_up(loops: Loops, dead: int) -> None:
+    clock = BlockingClock()
     limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
     open_loop, closed = loops(), [loops() for _ in range(dead)]
     open_loop.run_until_complete(limiter.hit("ada"))
     first = waiting_in(open_loop, limiter)
     abandoned = [waiting_in(loop, limiter) for loop in closed]
     last = waiting_in(open_loop, limiter)
-    clock.let_go_async.set()
+    clock.may_wake_async.set()
     assert open_loop.run_until_complete(asyncio.wait_for(first, PATIENCE))
     assert queued(limiter) == dead + 1, "the turn was given to a loop that is open but does not run"
     for loop in closed:
@@ -764,34 +762,32 @@ def test_waiters_notice_that_a_loop_was_closed_after_it_was_given_the_turn(loops
     assert not any(task.done() for task in abandoned)
 
 
-def test_the_turn_cannot_be_given_to_a_closed_loop(loops: Loops) -> None:
-    async def take_a_ticket() -> AsyncEvent:
+def test_wake_up_of_a_closed_loop_fails(loops: Loops) -> None:
+    async def make_ticket() -> AsyncEvent:
         return AsyncEvent()
 
     loop = loops()
-    first, second = (loop.run_until_complete(take_a_ticket()) for _ in range(2))
+    first, second = (loop.run_until_complete(make_ticket()) for _ in range(2))
     assert first.set()
     loop.close()
     assert not first.set()
     assert not second.set()
 
 
-def test_the_turn_cannot_be_given_to_a_loop_that_is_closed_in_that_moment(
-    loops: Loops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def take_a_ticket() -> AsyncEvent:
+def test_wake_up_of_a_loop_that_is_just_closing_fails(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def make_ticket() -> AsyncEvent:
         return AsyncEvent()
 
     loop = loops()
-    ticket = loop.run_until_complete(take_a_ticket())
+    ticket = loop.run_until_complete(make_ticket())
     loop.close()
     with monkeypatch.context() as patch:
         patch.setattr(loop, "is_closed", lambda: False)  # as it was a moment ago
         assert not ticket.set()
 
 
-def test_a_child_does_not_queue_behind_the_parents_threads() -> None:
-    clock = Gatekeeper()
+def test_child_process_does_not_queue_behind_threads_of_its_parent() -> None:
+    clock = BlockingClock()
     limiter = Limiter("1/minute", clock=clock)
     limiter.hit("ada")
     thread = threading.Thread(target=limiter.wait, args=("ada",))
@@ -803,15 +799,15 @@ def test_a_child_does_not_queue_behind_the_parents_threads() -> None:
         return limiter.wait("ada").allowed
 
     assert in_child(work)
-    clock.let_go.set()
+    clock.may_wake.set()
     thread.join(PATIENCE)
 
 
-# --- Whose clock -----------------------------------------------------------------------------------------------------
+# --- Clocks ----------------------------------------------------------------------------------------------------------
 
 
-async def test_waiting_goes_by_the_clock_of_a_given_store(flavour: Flavour, clock: FakeClock) -> None:
-    """Else a test whose store has the clock would wait for real, and for ever."""
+async def test_wait_uses_the_clock_of_a_given_store(flavour: Flavour, clock: FakeClock) -> None:
+    """Otherwise a test with a fake clock in its store would sleep in real time, without end."""
     limiter = flavour(sliding_log("1/day"), name="x", store=MemoryStore(clock=clock))
     start = clock.now_us()
     await done(limiter.wait("ada"))
@@ -819,7 +815,7 @@ async def test_waiting_goes_by_the_clock_of_a_given_store(flavour: Flavour, cloc
     assert clock.now_us() - start == 24 * 3_600_000_000
 
 
-def test_waiting_does_not_go_by_a_wall_clock_that_may_be_set(flavour: Flavour) -> None:
+def test_wait_does_not_use_the_wall_clock(flavour: Flavour) -> None:
     with SQLiteStore(":memory:") as store:
         assert isinstance(store.clock, WallClock)
         assert isinstance(flavour("1/day", name="x", store=store)._clock, SteadyClock)

@@ -1,6 +1,6 @@
-"""What a store, a hook or a helper is made of is checked when it is made: a wrong argument is an error that names it."""
+"""Constructors of stores, hooks and helpers check their arguments: the error names the invalid argument."""
 
-# Wrong types are what this is about.
+# These tests pass wrong types on purpose.
 # mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("argument", NUMBERS)
-def test_a_wrong_number_is_refused(argument: str) -> None:
+def test_invalid_number_is_refused(argument: str) -> None:
     call, values = NUMBERS[argument]
     for value in values:
         with pytest.raises(ConfigError, match=re.escape(repr(value))):
@@ -219,14 +219,14 @@ def test_a_wrong_number_is_refused(argument: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_argument_is_named(wrong: str) -> None:
+def test_error_names_the_invalid_argument(wrong: str) -> None:
     make, message = WRONG[wrong]
     with pytest.raises(ConfigError, match=message):
         make()
 
 
 @pytest.mark.parametrize("secrets", ["s3cret", ["s3cret", 5], 5, None], ids=repr)
-def test_wrong_secrets_are_not_shown(secrets: Any) -> None:
+def test_error_does_not_show_invalid_secrets(secrets: Any) -> None:
     with pytest.raises(ConfigError, match="secrets is a list of texts") as caught:
         RedactingFilter(secrets)
     assert str(caught.value) == "secrets is a list of texts, like ['s3cret']"
@@ -234,6 +234,6 @@ def test_wrong_secrets_are_not_shown(secrets: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [b"password = 's3cret'", None], ids=repr)
-def test_a_policy_that_is_no_text_is_not_shown(text: Any) -> None:
+def test_error_does_not_show_an_invalid_policy(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"parse_policy takes text, not \w+; load_policy reads a file$"):
         parse_policy(text)

@@ -48,13 +48,13 @@ class Op(NamedTuple):
     cost: int
     tier: str | None
     variant: int
-    """Which of the script's limits is in force, if it has several."""
+    """Selects the variant whose limits apply, if there are several."""
     pick: int
-    """Which open hold a settle means."""
+    """Selects the open hold to settle."""
 
 
 class Outcome(NamedTuple):
-    """What came of an op: a decision of a hit, check or hold; what became final of a settle."""
+    """The result of an op: the decision of a hit, check or hold, or the final cost of a settle."""
 
     op: Op
     at_us: int
@@ -66,12 +66,12 @@ class Outcome(NamedTuple):
 
 @dataclass
 class World:
-    """A limiter on a store, told the time by its clock or with every call.
+    """A limiter on a store, with the time from its clock or from the argument `now=`.
 
     Attributes:
         variants: Limiters that share their states and differ in their limits.
-        explicit: Whether the time goes with every call.
-        clock: What the store reads; stands still if the time goes with every call.
+        explicit: Whether every call has the argument `now=`.
+        clock: The clock of the store; it does not move if every call has the argument `now=`.
         true_us: The true time.
         behind_us: How far the world's clock has been set back.
     """
@@ -86,11 +86,11 @@ class World:
 
     @property
     def now_us(self) -> int:
-        """What the world takes for the time."""
+        """The current time of the clock, which may have been set back."""
         return self.true_us - self.behind_us
 
     def move(self, advance_us: int, back_us: int = 0) -> None:
-        """Let true time pass, then set the clock back."""
+        """Advance the true time, then set the clock back."""
         self.true_us += advance_us
         self.behind_us += back_us
         if not self.explicit:
@@ -101,7 +101,7 @@ class World:
         return self.now_us / 1_000_000 if self.explicit else None
 
     def play(self, op: Op) -> Outcome:
-        """Do one op; a cost above the capacity and a settle without an open hold come to nothing."""
+        """Do one op; a cost above the capacity and a settle without an open hold have no effect."""
         self.move(op.advance_us, op.back_us)
         limiter, key = self.variants[op.variant % len(self.variants)], KEYS[op.key]
         try:
@@ -135,7 +135,7 @@ class World:
         return Outcome(op, self.true_us, hold=number, final=final)
 
     def states(self) -> dict[object, State]:
-        """Return everything that the store counts."""
+        """Return all states of the store."""
         return dict(self.store._counters.states())
 
     def state(self, key: str | bytes) -> State | None:
@@ -151,7 +151,7 @@ def world(
     explicit: bool = True,
     max_keys: int = 100,
 ) -> Iterator[World]:
-    """Make a world with these rules; of several variants each limits the same states."""
+    """Make a world with these rules; several variants share the same states."""
     clock = FakeClock(START_US / 1_000_000)
     with MemoryStore(max_keys=max_keys, clock=clock) as opened:
         limiters = [
@@ -211,14 +211,14 @@ def scripts(
     keys: int = 2,
     back: bool = False,
 ) -> st.SearchStrategy[list[Op]]:
-    """Draw scripts whose steps like to end exactly at an edge, and one microsecond on either side of it."""
+    """Draw scripts whose steps often end exactly at an edge, or one microsecond before or after it."""
     edges = [period_us, period_us // 60, period_us // 10, period_us // 3, 1000]
     near = [max(0, edge + around) for edge in edges for around in (-1, 0, 1)]
     steps = st.one_of(
         st.sampled_from([0, 0, 0, 1, *near]), st.integers(0, period_us // 4), st.integers(0, 3 * period_us)
     )
     backs = st.one_of(st.just(0), st.just(0), steps) if back else st.just(0)
-    # One draw for all that is not time: scripts are long, and every draw has its price.
+    # One draw for everything except time: scripts are long, and every draw takes time.
     calls = st.sampled_from(
         [*product(range(keys), range(1, 6), (None, TIER), range(2), range(4))],
     )

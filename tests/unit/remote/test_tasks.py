@@ -62,14 +62,14 @@ async def outcomes(futures: list[asyncio.Future[Any]]) -> list[Any]:
 # --- Together --------------------------------------------------------------------------------------------------------
 
 
-async def test_calls_of_one_turn_of_the_event_loop_leave_together(
+async def test_calls_of_one_event_loop_iteration_are_sent_together(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     assert await outcomes([start(engine, name) for name in "abc"]) == ["a", "b", "c"]
     assert peer.batches == [["a", "b", "c"]]
 
 
-async def test_calls_that_wait_leave_together(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+async def test_waiting_calls_are_sent_together(engine: AsyncEngine, peer: ScriptedPeer) -> None:
     peer.is_open = False
     first = start(engine, "first")
     await peer.until_sent_async(1)
@@ -95,7 +95,7 @@ async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio
     return calls
 
 
-async def test_many_calls_follow_those_that_are_under_way_on_the_same_connection() -> None:
+async def test_many_calls_are_pipelined_on_the_same_connection() -> None:
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
     calls = await two_under_way(peer, engine)
@@ -110,7 +110,7 @@ async def test_many_calls_follow_those_that_are_under_way_on_the_same_connection
     await engine.aclose()
 
 
-async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
+async def test_replies_reach_their_calls_if_a_batch_sends_two_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peer = ScriptedPeer(follows=True)
@@ -132,7 +132,7 @@ async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
     await engine.aclose()
 
 
-async def test_calls_that_answers_bring_about_find_the_connection_busy() -> None:
+async def test_calls_started_by_a_reply_do_not_start_a_second_reader() -> None:
     """A second task drove it, when so many were started in the middle of a reply that they could have followed."""
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
@@ -158,7 +158,7 @@ async def test_calls_that_answers_bring_about_find_the_connection_busy() -> None
     assert len(peer.wires) == 1
 
 
-async def test_a_batch_that_cannot_follow_fails_with_the_one_before_it(
+async def test_a_second_batch_that_cannot_be_encoded_fails_both_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peer = ScriptedPeer(follows=True)
@@ -184,7 +184,7 @@ async def test_a_batch_that_cannot_follow_fails_with_the_one_before_it(
     await engine.aclose()
 
 
-async def test_what_follows_on_a_connection_that_is_lost_fails_with_it() -> None:
+async def test_pipelined_calls_fail_if_the_connection_is_lost() -> None:
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
     calls = await two_under_way(peer, engine)
@@ -197,7 +197,7 @@ async def test_what_follows_on_a_connection_that_is_lost_fails_with_it() -> None
     await engine.aclose()
 
 
-async def test_what_follows_on_a_connection_that_stays_silent_is_given_up_with_it(
+async def test_pipelined_calls_fail_if_the_connection_is_silent(
     clock: ScriptedTime,
 ) -> None:
     peer = ScriptedPeer(follows=True)
@@ -232,7 +232,7 @@ class Connecting:
         await self.go_on.wait()
 
 
-async def test_each_call_fails_when_it_is_due(
+async def test_each_call_fails_at_its_deadline(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
@@ -265,7 +265,7 @@ async def test_connecting_counts_towards_the_deadline(
     assert peer.batches == [["b"]]
 
 
-async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer, clock: ScriptedTime) -> None:
+async def test_connecting_times_out(peer: ScriptedPeer, clock: ScriptedTime) -> None:
     engine = AsyncEngine(peer, 0.01)
     connecting = Connecting(peer)
     call = start(engine, "a", 0.05)
@@ -278,7 +278,7 @@ async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer, clo
     await engine.aclose()
 
 
-async def test_a_reply_that_is_there_but_unread_is_not_late(
+async def test_a_received_but_unread_reply_is_not_late(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     """After the event loop was blocked, timers may run before replies are read."""
@@ -290,7 +290,7 @@ async def test_a_reply_that_is_there_but_unread_is_not_late(
     assert await call == "a"
 
 
-async def test_a_blocked_event_loop_is_no_outage_while_connecting(
+async def test_a_blocked_event_loop_is_not_an_outage_while_connecting(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     connecting = Connecting(peer)
@@ -303,7 +303,7 @@ async def test_a_blocked_event_loop_is_no_outage_while_connecting(
     assert await outcomes(calls) == [f"{number}" for number in range(100)]
 
 
-async def test_a_silent_connection_is_replaced_for_the_calls_that_wait(
+async def test_a_silent_connection_is_replaced_for_waiting_calls(
     peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     engine = AsyncEngine(peer, 0.05)
@@ -322,7 +322,7 @@ async def test_a_silent_connection_is_replaced_for_the_calls_that_wait(
     await engine.aclose()
 
 
-async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blocked_again(
+async def test_a_received_reply_is_not_late_if_the_event_loop_is_blocked_twice(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     """As by very many callers that have just been refused."""
@@ -340,7 +340,7 @@ async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blo
 # --- Cancelled callers -----------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_call_that_has_not_left_does_not_leave_unless_it_must(
+async def test_a_cancelled_unsent_call_is_sent_only_if_required(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
@@ -357,7 +357,7 @@ async def test_a_cancelled_call_that_has_not_left_does_not_leave_unless_it_must(
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_whenever_a_caller_is_cancelled_its_reply_is_somebodys(
+async def test_the_reply_to_a_cancelled_call_is_never_lost(
     engine: AsyncEngine, peer: ScriptedPeer, steps: int
 ) -> None:
     """Either the caller has it, or what cleans up does, or it was never asked for."""
@@ -379,7 +379,7 @@ async def test_whenever_a_caller_is_cancelled_its_reply_is_somebodys(
 @pytest.mark.parametrize(
     "trouble", [ConnectionResetError("gone"), struct.error("odd"), IndexError("none"), RuntimeError("closed")]
 )
-async def test_whatever_a_connection_raises_is_an_error_of_ours(
+async def test_connection_exceptions_become_store_errors(
     engine: AsyncEngine, peer: ScriptedPeer, trouble: Exception
 ) -> None:
     peer.answer = lambda batch: trouble
@@ -390,7 +390,7 @@ async def test_whatever_a_connection_raises_is_an_error_of_ours(
     assert await start(engine, "c") == "c"
 
 
-async def test_a_connection_that_cannot_be_made_fails_all_that_wait(
+async def test_a_failed_connection_attempt_fails_all_waiting_calls(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     def refuse() -> None:
@@ -401,7 +401,7 @@ async def test_a_connection_that_cannot_be_made_fails_all_that_wait(
     assert [str(error) for error in found] == ["RuntimeError: can't start new thread"] * 2
 
 
-async def test_a_connection_made_in_a_thread_is_closed_if_nobody_waits_for_it_any_more(
+async def test_a_connection_made_in_a_thread_is_closed_if_no_call_waits_for_it(
     peer: ScriptedPeer,
 ) -> None:
     go_on, closed = threading.Event(), threading.Event()
@@ -432,7 +432,7 @@ def cancel_other_tasks(*kept: asyncio.Future[Any]) -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_calls_after_all_tasks_were_cancelled_are_answered(
+async def test_calls_work_after_all_tasks_were_cancelled(
     engine: AsyncEngine, peer: ScriptedPeer, turns: int
 ) -> None:
     """A task that is cancelled before its first step never runs."""
@@ -469,7 +469,7 @@ async def test_calls_survive_the_cancellation_of_other_tasks(engine: AsyncEngine
     assert len(peer.wires) == 1
 
 
-async def test_an_engine_that_could_not_send_still_gives_up_silent_connections(
+async def test_silent_connections_time_out_after_a_failed_send(
     clock: ScriptedTime,
 ) -> None:
     peer = ScriptedPeer()
@@ -508,7 +508,7 @@ async def test_an_engine_that_could_not_send_still_gives_up_silent_connections(
 # --- Event loops -----------------------------------------------------------------------------------------------------
 
 
-def test_one_event_loop_after_another_has_a_connection_of_its_own_and_closes_it() -> None:
+def test_each_event_loop_opens_and_closes_its_own_connection() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
 
@@ -520,7 +520,7 @@ def test_one_event_loop_after_another_has_a_connection_of_its_own_and_closes_it(
     assert [wire.is_closed for wire in peer.wires] == [True] * 3
 
 
-def test_an_event_loop_that_ends_fails_what_is_under_way() -> None:
+def test_calls_in_progress_fail_when_the_event_loop_ends() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
     left: list[asyncio.Future[Any]] = []
@@ -537,7 +537,7 @@ def test_an_event_loop_that_ends_fails_what_is_under_way() -> None:
     assert [wire.is_closed for wire in peer.wires] == [True]
 
 
-def test_an_event_loop_that_ends_sends_what_must_be_sent() -> None:
+def test_required_calls_are_sent_when_the_event_loop_ends() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
 
@@ -567,7 +567,7 @@ def test_an_event_loop_that_ends_sends_what_must_be_sent() -> None:
     assert all(wire.is_closed for wire in peer.wires)
 
 
-def test_closing_an_engine_whose_event_loop_is_closed_harms_nobody() -> None:
+def test_an_engine_can_be_closed_after_its_event_loop() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
     loop = asyncio.new_event_loop()
@@ -582,7 +582,7 @@ def test_closing_an_engine_whose_event_loop_is_closed_harms_nobody() -> None:
         asyncio.run(call())
 
 
-async def test_calls_under_way_end_before_connections_are_closed(
+async def test_calls_in_progress_end_before_connections_are_closed(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
@@ -599,7 +599,7 @@ async def test_calls_under_way_end_before_connections_are_closed(
     assert peer.wires[0].is_closed
 
 
-def test_a_forked_process_connects_anew() -> None:
+def test_a_forked_process_opens_a_new_connection() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
 
@@ -612,7 +612,7 @@ def test_a_forked_process_connects_anew() -> None:
     assert len(peer.wires) == 2
 
 
-def test_an_event_loop_that_is_closed_in_the_middle_of_a_call_leaves_no_error_behind(
+def test_closing_the_event_loop_during_a_call_logs_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[Any] = []

@@ -95,10 +95,10 @@ class OnServer(Contract):
 
     @pytest.fixture(autouse=True)
     def _leave_out_half_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """JSON has no text for them; `test_half_a_character_is_no_key` says what becomes of them instead."""
+        """JSON has no text for them; `test_a_lone_surrogate_is_not_a_valid_key` says what becomes of them instead."""
         monkeypatch.setattr(keys, "HOSTILE_KEYS", WHOLE)
 
-    def test_half_a_character_is_no_key(self) -> None:
+    def test_a_lone_surrogate_is_not_a_valid_key(self) -> None:
         limiter = self.limiter(self.rule("fixed_window", 5))
         assert len(HALVES) == 4
         for key in HALVES:

@@ -58,7 +58,7 @@ while True:
 
 
 @pytest.mark.parametrize("written", [1, 7, 40, 100, 333])
-def test_a_writer_that_is_killed_leaves_whole_states(tmp_path: Path, written: int) -> None:
+def test_a_killed_writer_leaves_complete_states(tmp_path: Path, written: int) -> None:
     """What it was told is counted; at most the one write under way is counted besides, in all rules or in none."""
     path = tmp_path / "limits.db"
     root = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_a_writer_that_is_killed_leaves_whole_states(tmp_path: Path, written: in
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_rows_that_have_become_fresh_are_removed_as_it_goes(tmp_path: Path) -> None:
+def test_fresh_rows_are_removed_during_writes(tmp_path: Path) -> None:
     clock = FakeClock()
     path = tmp_path / "limits.db"
     with SQLiteStore(path, clock=clock) as store, closing(sqlite3.connect(path)) as connection:

@@ -220,7 +220,7 @@ def part_of(module: str) -> str:
     return module.removeprefix("headgate.").split(".")[0]
 
 
-def test_every_part_has_its_place_in_the_import_order() -> None:
+def test_every_part_is_listed_in_the_import_order() -> None:
     assert {part_of(name) for name in SOURCES if package_of(name) == "headgate"} <= set(MAY_IMPORT)
 
 
@@ -266,7 +266,7 @@ def test_services_do_not_import_each_other() -> None:
     assert crossing == []
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in SOURCES.items():
         for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
@@ -282,7 +282,7 @@ def test_only_one_module_configures_uvicorn() -> None:
     assert (users, runners) == ({"headgate_server.hosting"}, set())
 
 
-def test_third_parties_are_imported_only_where_they_belong() -> None:
+def test_third_party_packages_are_imported_only_where_allowed() -> None:
     astray = [
         str(found)
         for found in ALL_IMPORTS
@@ -333,7 +333,7 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
     ("package", "used"),
     [("headgate_server", ["headgate"]), ("headgate_services", ["headgate", "headgate_server"])],
 )
-def test_other_packages_import_only_names_that_are_listed(package: str, used: list[str]) -> None:
+def test_other_packages_import_only_listed_names(package: str, used: list[str]) -> None:
     """The server uses public names of the library, the services public names of both."""
     unlisted = [
         f"{name}: {found}"
@@ -424,14 +424,14 @@ def test_the_package_exports_exactly_its_public_names() -> None:
     assert set(headgate.__all__) == public | {"__version__"}
 
 
-def test_everything_has_one_version() -> None:
+def test_all_packages_have_the_same_version() -> None:
     projects = {project["project"]["name"]: project["project"]["version"] for project in PYPROJECTS}
     assert projects == dict.fromkeys(projects, headgate.__version__)
     assert {name: metadata.version(name) for name in projects} == projects
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if declares_all(name)])
-def test_all_is_true(name: str) -> None:
+def test_every_name_in_dunder_all_exists(name: str) -> None:
     """That it is sorted is ruff's business (RUF022)."""
     if (
         name == "headgate.http.rest_framework"
@@ -473,7 +473,7 @@ def matches_any(name: str, patterns: list[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def test_no_file_names_one_machine_or_registry() -> None:
+def test_no_file_contains_machine_paths_or_registries() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {match.group()}"
         for path in project_files()
@@ -503,7 +503,7 @@ def test_the_core_depends_on_nothing() -> None:
     assert PYPROJECTS[0]["project"]["dependencies"] == []
 
 
-def test_constraints_pin_everything_that_an_extra_asks_for() -> None:
+def test_constraints_pin_every_dependency_of_the_extras() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [PIN.fullmatch(line) for line in lines if not line.startswith("#")]
     assert None not in pins

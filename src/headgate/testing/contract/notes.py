@@ -152,7 +152,7 @@ class NoteTests(TaskRaceTests):
         self.blocking.change_loop()
         assert self.note("a", "second") == "first"
 
-    def test_racing_tasks_all_get_the_same_note(self) -> None:
+    def test_tasks_that_race_all_get_the_same_note(self) -> None:
         notes = self._notes(self.blocking)
 
         async def race() -> list[str]:
@@ -164,7 +164,7 @@ class NoteTests(TaskRaceTests):
         assert texts[0] in {str(number) for number in range(TASKS)}
         assert self.get_note("race") == texts[0]
 
-    def test_racing_processes_all_get_the_same_note(self) -> None:
+    def test_processes_that_race_all_get_the_same_note(self) -> None:
         """Also through a store created before the processes were forked."""
         self.require("shared")
         rounds = 25

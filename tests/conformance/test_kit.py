@@ -1,4 +1,4 @@
-"""The kit itself: it notices what it is there to notice, and asks for nothing before it is used."""
+"""Tests of the kit itself: it finds broken stores, and imports its dependencies only when it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headgate.testing.contract.traces import START_US
 
 
 class Bound(NamedTuple):
-    """What a gate of the reference was bound to."""
+    """The arguments of `bind` of a reference gate."""
 
     store: ReferenceStore
     limiter: str
@@ -30,7 +30,7 @@ class Bound(NamedTuple):
 
 
 class Defect:
-    """A gate that does what it is there for; each subclass does one thing wrong."""
+    """A correct gate; each subclass has one defect."""
 
     def __init__(self, gate: Gate, bound: Bound) -> None:
         self.gate = gate
@@ -47,7 +47,7 @@ class Defect:
 
 
 def broken_contract(defect: type[Defect], folder: Path) -> StoreContract:
-    """Return the contract of a store that is right but for one thing."""
+    """Return the contract of a store with one defect."""
 
     class BrokenStore(ReferenceStore):
         def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
@@ -174,7 +174,7 @@ class IgnoresQuotas(Defect):
 
 
 def recording(request: Request) -> Request:
-    """Return a request that records what another one has asked for."""
+    """Return a request that records the cost of another request."""
     return Request("record", request.key, request.cost, request.tier, request.now)
 
 
@@ -223,7 +223,7 @@ def test_a_store_without_a_feature_fails_the_kit(
 
 @pytest.fixture
 def _first_failure() -> Iterator[None]:
-    """Search the same examples whatever HEADGATE_TEST_EXAMPLES says, up to the first one that fails."""
+    """Search a fixed set of examples, independent of HEADGATE_TEST_EXAMPLES, up to the first failure."""
     before = settings.get_current_profile_name()
     settings.register_profile(
         "first failure",
@@ -286,7 +286,7 @@ class ReplacesAnyNote(MemoryStore):
         (ReplacesAnyNote, "test_only_the_named_text_is_replaced"),
         (ReplacesAnyNote, "test_one_of_many_concurrent_replacements_succeeds"),
         (LastNoteStands, "test_the_first_note_is_kept"),
-        (LooksThenNotes, "test_racing_tasks_all_get_the_same_note"),
+        (LooksThenNotes, "test_tasks_that_race_all_get_the_same_note"),
         (NotesForgetEarly, "test_a_note_is_kept_for_its_lifetime"),
     ],
 )
@@ -329,7 +329,7 @@ class TestBroken(StoreContract):
         return MemoryStore()
     def test_a_burst_of_exactly_the_limit_is_admitted(self):
         self.clock.advance(1)
-        self._is_honest(self.limiter(self.rule("fixed_window", 5)), "a", 1)
+        self._check_retry_after(self.limiter(self.rule("fixed_window", 5)), "a", 1)
 """
 
 

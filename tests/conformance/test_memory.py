@@ -1,4 +1,4 @@
-"""The memory store keeps every promise, at times that come with the call and by its own clock."""
+"""The memory store keeps every promise, with times passed in and with its own clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestMemoryByASteadyClock(MemoryContract):
     effort = 0.4
     test_a_clock_set_back_admits_nothing_more = None
     test_units_counted_after_the_clock_was_set_back_use_the_latest_time = None
-    test_vectors_are_answered_to_the_microsecond = None  # some of them go back, too
+    test_vectors_are_answered_to_the_microsecond = None  # in some of them the clock goes back
 
     def make_store(self) -> MemoryStore:
         self.clock.set_us(START_US)

@@ -1,4 +1,4 @@
-"""The shipped vectors are what the model says today, and so are the pure functions."""
+"""The shipped vectors match the model, and the pure functions match the vectors."""
 
 from __future__ import annotations
 

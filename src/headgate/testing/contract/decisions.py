@@ -123,7 +123,7 @@ class DecisionTests(Contract):
         assert limiter.check("a", 0).remaining == 0
         refused = limiter.hit("a", 1)
         assert not refused
-        self._is_honest(limiter, "a", 1)
+        self._check_retry_after(limiter, "a", 1)
 
     @each_kind
     def test_a_changed_limit_keeps_the_counts(self, kind: str) -> None:
@@ -188,7 +188,7 @@ class DecisionTests(Contract):
         self.clock.advance_us(3 * MINUTE_US)
         assert limiter.hit("a", 1).rule == "hour"
 
-    def _is_honest(self, limiter: Limiter, key: Key, cost: int) -> None:
+    def _check_retry_after(self, limiter: Limiter, key: Key, cost: int) -> None:
         """Check that a refused call is admitted from exactly the time in the refusal on."""
         refused = limiter.check(key, cost)
         assert not refused

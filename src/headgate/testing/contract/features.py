@@ -189,9 +189,9 @@ class MoveTests(Contract):
         """Check the limit over any span of the period, by the times of the holds and by the times of confirmation."""
         self.need("moves")
         rules = st.sampled_from([self.rule(kind, 8, buckets=7) for kind in self.kinds])
-        self.for_all(st.tuples(rules, _ACTS), self._moves_are_honest)
+        self.for_all(st.tuples(rules, _ACTS), self._check_moves)
 
-    def _moves_are_honest(self, example: tuple[Rule, list[_Act]]) -> None:
+    def _check_moves(self, example: tuple[Rule, list[_Act]]) -> None:
         rule, acts = example
         self.clock.set_us(START_US)
         limiter = self.limiter(rule)

@@ -152,7 +152,7 @@ def hold_and_settle(limiter: Limiter, tally: RaceTally, chance: random.Random) -
 
 
 def check_tally(limiter: Limiter, rule: Rule, tally: RaceTally) -> None:
-    """Check that the limit was never exceeded, and that the remaining units are those that were not kept."""
+    """Check that the limit was never exceeded, and that all units that were not kept remain."""
     assert tally.most <= SLOTS
     left = SLOTS - tally.out
     admitted = wins(limiter, SLOTS)

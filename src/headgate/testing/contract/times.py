@@ -43,7 +43,7 @@ class TimeTests(DecisionTests):
         for cost in (1, 2, 3, 2, 3, 1):
             while limiter.hit("a", cost):
                 self.clock.advance_us(111)
-            self._is_honest(limiter, "a", cost)
+            self._check_retry_after(limiter, "a", cost)
 
     @each_kind
     def test_retry_after_is_exact_after_the_limit_was_lowered(self, kind: str) -> None:
@@ -52,13 +52,13 @@ class TimeTests(DecisionTests):
         for _ in range(4):
             wide.hit("a", 5)
             self.clock.advance_us(1_000_001)
-        self._is_honest(narrow, "a", 2)
+        self._check_retry_after(narrow, "a", 2)
 
     def test_retry_after_is_exact_in_random_traces(self) -> None:
         most_rules = 3 if self.store.guarantees.all_or_nothing else 1
-        self.for_all(traces(self.kinds, most_rules=most_rules, most_steps=12), self._waits_are_honest)
+        self.for_all(traces(self.kinds, most_rules=most_rules, most_steps=12), self._check_waits)
 
-    def _waits_are_honest(self, trace: Trace) -> None:
+    def _check_waits(self, trace: Trace) -> None:
         self.clock.set_us(START_US)
         name = self.limiter(*trace.versions[0]).name
         limiters = [self.limiter(*rules, name=name) for rules in trace.versions]
@@ -81,9 +81,9 @@ class TimeTests(DecisionTests):
                 assert last.allowed
 
     def test_the_limit_is_never_exceeded_in_random_traces(self) -> None:
-        self.for_all(traces(self.kinds, most_rules=1, backwards=False), self._is_never_too_many)
+        self.for_all(traces(self.kinds, most_rules=1, backwards=False), self._check_limit)
 
-    def _is_never_too_many(self, trace: Trace) -> None:
+    def _check_limit(self, trace: Trace) -> None:
         """Log everything that was admitted and not returned, and check the sum over every span."""
         rule = replace(trace.versions[0][0], scope=None, tiers={})
         trace = Trace(((rule,), (rule,)), trace.steps)
@@ -124,9 +124,9 @@ class TimeTests(DecisionTests):
     def test_switching_quotas_admits_no_more_than_the_largest_quota(self) -> None:
         """With tiers, reloads that change every limit, and callers' own quotas, in any order."""
         rules = st.tuples(st.sampled_from(self.kinds), st.lists(_QUOTAS, min_size=4, max_size=4), _PLAY)
-        self.for_all(rules, self._is_not_played)
+        self.for_all(rules, self._check_quota_changes)
 
-    def _is_not_played(self, example: tuple[Kind, list[tuple[int, int]], list[_Turn]]) -> None:
+    def _check_quota_changes(self, example: tuple[Kind, list[tuple[int, int]], list[_Turn]]) -> None:
         """Log all admissions, and check every span against the largest limit and burst of its quotas."""
         kind, drawn, turns = example
         quotas = [Quota(n, 60_000_000, burst if kind == "token_bucket" else None) for n, burst in drawn]
@@ -212,7 +212,7 @@ class TimeTests(DecisionTests):
             refused = limiter.hit("a", 4)
             assert not refused
             assert refused.retry_after_us is not None
-        self._is_honest(limiter, "a", 4)
+        self._check_retry_after(limiter, "a", 4)
 
     @each_kind
     def test_a_clock_set_back_after_a_release_admits_nothing_more(self, kind: str) -> None:

@@ -1,7 +1,7 @@
 """The dashboard in a real browser, on a real server: `tools/test_browser.sh`.
 
-Not called test_…, so that `make test` does without a browser. Nothing here waits for a time to pass: Playwright's `expect`
-looks again until the page shows what it must.
+The name does not begin with test_, so that `make test` needs no browser. Tests do not sleep: Playwright's `expect`
+retries until the page shows the expected content.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def inspect(page: Page, key: str) -> None:
 
 
 def usage(page: Page, limiter: str, rule: str) -> Locator:
-    """Return what the inspector shows of a rule."""
+    """Return the element of a rule in the inspector."""
     shown = page.locator("#inspect article", has=page.get_by_role("heading", name=limiter, exact=True))
     return shown.get_by_role("listitem").filter(has_text=rule)
 
 
 def decide(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
-    """Use the form, and return where the answer appears."""
+    """Submit the form, and return the element of the answer."""
     form = page.locator("#try-form")
     form.get_by_label("Limiter").select_option(limiter)
     form.get_by_label("Cost").fill(str(cost))
@@ -141,7 +141,7 @@ def test_many_limiters_make_a_short_page_with_problems_first(
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert violations(page) == []
 
-    server.hit("limiter099", "alice", 20)  # which becomes a card, the first
+    server.hit("limiter099", "alice", 20)  # becomes the first card
     expect(headings).to_have_text(["limiter099", "limiter151", "limiter150", "limiter003"])
     page.get_by_role("button", name="Show limiter042").press("Enter")
     expect(headings.last).to_have_text("limiter042")
@@ -429,7 +429,7 @@ rules = ["5/day"]
     expect(figure(page, "login", "total-degraded")).to_have_text("3")
     expect(figure(page, "near", "total-degraded")).to_be_hidden()
     expect(page.locator("#total-degraded")).to_contain_text("3 since")
-    expect(card(page, "login").locator(".rule-refused")).to_have_text("")  # it was no rule that refused
+    expect(card(page, "login").locator(".rule-refused")).to_have_text("")  # not refused by a rule
     axis = card(page, "login").locator(".grid text").all_text_contents()
     assert axis[3:] == ["\u22125 min", "\u22124 min", "\u22123 min", "\u22122 min", "\u22121 min", "now"]
     expect(card(page, "login").locator(".bar-degraded")).to_have_attribute("d", re.compile("^M"))
@@ -571,7 +571,7 @@ def test_the_demo_can_be_switched_off(serving: Serving, look: Look) -> None:
 
 
 def look_again(page: Page) -> Page:
-    """Load the page anew."""
+    """Reload the page."""
     page.reload()
     expect(page.locator("#connection")).to_have_text("Live")
     return page
@@ -851,14 +851,14 @@ def test_names_and_keys_are_shown_as_text(serving: Serving, look: Look) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-# --- For everybody ---------------------------------------------------------------------------------------------------
+# --- Accessibility ---------------------------------------------------------------------------------------------------
 
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
 
 def violations(page: Page) -> list[Any]:
-    """Return what axe finds wrong with the page as it is, in the fewest words that help."""
+    """Return a short description of the problems that axe finds in the current page."""
     found = Axe().run(page).response["violations"]
     return [(each["id"], each["help"], [node["target"] for node in each["nodes"]]) for each in found]
 
@@ -921,7 +921,7 @@ def test_everything_works_with_the_keyboard(serving: Serving, look: Look) -> Non
 
     press_until(card(page, "login").get_by_role("slider"))
     page.keyboard.press("ArrowLeft")
-    # One bar back, or two if time has moved on by one in between.
+    # One bar back, or two if a new bar was added in between.
     expect(card(page, "login").get_by_role("slider")).to_have_attribute("aria-valuenow", re.compile("5[78]"))
 
     press_until(page.locator("#inspect").get_by_label("Key"))

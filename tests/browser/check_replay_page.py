@@ -22,7 +22,7 @@ Show = Callable[..., Page]
 
 @pytest.fixture
 def page_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The page of a log of three hours, with two policies, hostile keys and lines that cannot be read."""
+    """The page of a log of three hours, with two policies, hostile keys and invalid lines."""
     monkeypatch.chdir(tmp_path)
     rules = '[{ quota = "5/minute", name = "r" }, { quota = "1/minute", name = "s", shadow = true }]'
     Path("headgate.toml").write_text(f"limiters.api.rules = {rules}\n", encoding="utf-8")
@@ -38,7 +38,7 @@ def page_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def show(browser: Browser, complaints: Complaints, page_file: Path) -> Iterator[Show]:
-    """Open the page: `show(color_scheme=…, viewport=…)`. It must fetch nothing but itself."""
+    """Open the page: `show(color_scheme=…, viewport=…)`. It must load no other resources."""
     with ExitStack() as stack:
 
         def show(**context: Any) -> Page:

@@ -1,4 +1,4 @@
-"""What `make dist` finds wrong in a wheel. That the releases themselves are right, it says when it is run."""
+"""Tests of the checks of wheels in `make dist`. The real wheels are checked when it runs."""
 
 from __future__ import annotations
 

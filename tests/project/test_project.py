@@ -1,4 +1,4 @@
-"""What must stay true of the project as a whole: who imports whom, what is exported, what is written where."""
+"""Checks of the whole project: imports, exports, packaging and documentation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = {
     "headgate_server": ROOT / "server" / "headgate_server",
     "headgate_services": ROOT / "services" / "headgate_services",
 }
-"""The import packages, in their order: each may import those before it."""
+"""The import packages in order: each may import the packages before it."""
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ INSIDE = VALUES | {
     "_async",
     "_sync",
 }
-"""The core. `headgate` itself, the package of public names, comes next; what follows may import from it."""
+"""The core. `headgate` itself, the package of public names, is next; the parts after it may import from it."""
 
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
@@ -160,11 +160,11 @@ THIRD_PARTIES = {
         "structlog",
     },
 }
-"""What may be imported from outside the standard library, and where; everything else makes do without."""
+"""Allowed third-party imports of each part; all other parts import only the standard library."""
 
 
 class Import(NamedTuple):
-    """One import of one module, and where it stands."""
+    """One import of one module, and its location."""
 
     importer: str
     imported: str
@@ -225,7 +225,7 @@ def test_every_part_is_listed_in_the_import_order() -> None:
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    """Coverage does not see what no one imported in a folder without `__init__.py`."""
+    """Coverage misses modules that were never imported in a folder without `__init__.py`."""
     assert {path.parent for path in SOURCES.values()} == {
         path.parent for package in PACKAGES.values() for path in package.rglob("__init__.py")
     }
@@ -276,7 +276,7 @@ def test_class_names_are_unique() -> None:
 
 
 def test_only_one_module_configures_uvicorn() -> None:
-    """Each of its defaults that is wrong for us is set there once; believing X-Forwarded-For is one of them."""
+    """All unsafe defaults, for example trusting X-Forwarded-For, are changed in one place."""
     users = {name for name, path in SOURCES.items() if "uvicorn.Config(" in path.read_text("utf-8")}
     runners = {name for name, path in SOURCES.items() if "uvicorn.run(" in path.read_text("utf-8")}
     assert (users, runners) == ({"headgate_server.hosting"}, set())
@@ -303,7 +303,7 @@ def third_parties_of(module: str) -> set[str]:
 
 
 def test_services_import_public_names_only() -> None:
-    """Private attributes are ruff's business (SLF001); this is about modules and the names in them."""
+    """Modules and their names only; ruff checks private attributes (SLF001)."""
     private = []
     for name, path in SOURCES.items():
         if package_of(name) == "headgate_services":
@@ -312,7 +312,7 @@ def test_services_import_public_names_only() -> None:
 
 
 def private_imports(importer: str, source: str) -> list[str]:
-    """Return the private names that a service imports from elsewhere; its own are its own business."""
+    """Return the private names that a service imports from other packages."""
     own = ".".join([*importer.split(".")[:2], ""])
     return [
         name
@@ -406,7 +406,7 @@ def test_private_imports_are_found(source: str, private: list[str]) -> None:
     assert private_imports("headgate_services.mail.routes", source) == private
 
 
-# --- What is exported ------------------------------------------------------------------------------------------------
+# --- Exports ---------------------------------------------------------------------------------------------------------
 
 
 def declares_all(name: str) -> bool:
@@ -432,10 +432,10 @@ def test_all_packages_have_the_same_version() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if declares_all(name)])
 def test_every_name_in_dunder_all_exists(name: str) -> None:
-    """That it is sorted is ruff's business (RUF022)."""
+    """Ruff checks the sorting (RUF022)."""
     if (
         name == "headgate.http.rest_framework"
-    ):  # it reads Django's settings, which a process can have once only
+    ):  # it needs Django settings, which a process can configure only once
         program = f"import {name} as module; assert all(hasattr(module, name) for name in module.__all__)"
         settings = {**os.environ, "DJANGO_SETTINGS_MODULE": "django.conf.global_settings"}
         subprocess.run([sys.executable, "-c", program], env=settings, check=True)
@@ -445,7 +445,7 @@ def test_every_name_in_dunder_all_exists(name: str) -> None:
     assert [export for export in module.__all__ if not hasattr(module, export)] == []
 
 
-# --- What is shipped and written down --------------------------------------------------------------------------------
+# --- Packaging and documentation -------------------------------------------------------------------------------------
 
 PYPROJECTS = [
     tomllib.loads(ROOT.joinpath(folder, "pyproject.toml").read_text(encoding="utf-8"))
@@ -462,7 +462,7 @@ MACHINE_TEXT = re.compile(
 
 
 def project_files() -> Iterator[Path]:
-    """Yield every file of the project, leaving out what .gitignore leaves out."""
+    """Yield every file of the project, except those ignored by .gitignore."""
     ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines())]
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if not matches_any(name, ignored)]
@@ -536,7 +536,7 @@ ROW = re.compile(r"^\|\s*[*`]*([A-Z]-\d\d)\b", re.MULTILINE)
 
 
 def test_requirements_documentation_and_tests_agree() -> None:
-    """Holds for a service from the day its page exists."""
+    """Applies to every service that has a page."""
     for service, (letter, count) in REQUIREMENTS.items():
         page = ROOT / "docs" / "services" / f"{service}.md"
         if page.exists():

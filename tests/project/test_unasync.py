@@ -1,4 +1,4 @@
-"""The tool that writes the synchronous side."""
+"""Tests of the tool that generates the synchronous modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package in a copy of the project as far as the tool sees it, up to date."""
+    """An up-to-date copy of the package and the files that the tool reads."""
     for package in unasync.PACKAGES:
         source = tmp_path / package / "_async"
         source.mkdir(parents=True)

@@ -27,7 +27,7 @@ BUCKET = token_bucket("60/minute", burst=5)
 
 
 def bigints(value: bytes | None) -> list[int]:
-    """Return the numbers of a binary array, as its format says."""
+    """Return the numbers of a binary array."""
     assert value is not None
     dimensions, nulls, kind, count, first = struct.unpack(">iiiii", value[:20])
     assert (dimensions, nulls, kind, first) == (1, 0, 20, 1)
@@ -133,10 +133,10 @@ def test_a_replacing_hold_contains_the_old_receipts() -> None:
     *_, window, bucket, fixed = (bigints(array(part)) for part in move.receipts)
     assert window == [7, 8, 0, 0, 0, 0, 0, 0, 2]
     assert bucket == [1, 2, 3, 4, 5, 1, 1_000_000, 5, 2]
-    assert fixed == [-1, 0, 0, 0, 0, 0, 0, 0, 0]  # which no state has given
+    assert fixed == [-1, 0, 0, 0, 0, 0, 0, 0, 0]  # no state has this receipt
     other = (receipts[0], (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 6, 2)), receipts[2])
     move = operations.decide(Request("hold", "ada", (0, 0, 0), None, 5, None, other))[0]
-    assert bigints(array(move.receipts[1])) == fixed  # of another shape, which stays where it is
+    assert bigints(array(move.receipts[1])) == fixed  # a different shape is not moved
     assert (move.operation, move.is_single) == (MOVE, False)
 
 

@@ -1,4 +1,4 @@
-"""When to clear away states, also after a fork."""
+"""Tests of the schedule of cleanups, also after a fork."""
 
 from __future__ import annotations
 

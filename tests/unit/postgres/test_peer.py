@@ -1,4 +1,4 @@
-"""Connections that the database ended, without a database."""
+"""Tests of connections closed by the database, without a database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeResult:
 
 
 class EndingConnection:
-    """Has some results, and is then found to be closed."""
+    """A connection that returns some results and is then closed."""
 
     def __init__(self, socket: int, results: list[FakeResult]) -> None:
         self.socket = socket
@@ -92,7 +92,7 @@ def test_only_termination_before_any_result_means_nothing_was_executed(
 
 
 def test_the_last_error_of_a_closing_server_is_quoted(a_file: int) -> None:
-    """As a pooler does that can no longer log in at its database."""
+    """For example a pooler that can no longer log in to its database."""
     ended = FakeResult(ExecStatus.FATAL_ERROR, b"08P01", "server login failed: wrong password type")
     wire = PostgresWire(EndingConnection(a_file, [ended]), prepare=False)
     assert wire.receive() is PENDING
@@ -105,7 +105,7 @@ DONE = FakeResult(ExecStatus.COMMAND_OK)
 
 
 def test_replies_before_the_disconnect_are_read(a_file: int) -> None:
-    """As when two replies and the end were there at once."""
+    """For example if two replies and the disconnect arrive together."""
     wire = PostgresWire(EndingConnection(a_file, [DONE, ALL, DONE, ALL, ENDED]), prepare=False)
     assert [wire.receive() for _ in range(3)] == [None, None, PENDING]
     with pytest.raises(Terminated):
@@ -121,7 +121,7 @@ async def test_no_writer_remains_after_everything_was_sent(
         wire.send = lambda message, left=is_unsent: setattr(wire, "is_unsent", left)
         asynchronous.send((ONE, []))
     loop = asyncio.get_running_loop()
-    assert not loop.remove_writer(a_file), "a file that can be written to would be news for ever"
+    assert not loop.remove_writer(a_file), "the event loop would call the writer without end"
     asynchronous.close()
 
 

@@ -295,7 +295,7 @@ steps = st.lists(
 def test_without_concurrency_several_slots_answer_like_one_store(
     trace: list[tuple[str, int, str, int]],
 ) -> None:
-    """To the microsecond. A bucket that is refunded at once, with nothing in between, is as it was."""
+    """Exact to the microsecond. A bucket refunded at once, with no call in between, is unchanged."""
     clock = FakeClock()
     server = FakeServer()
     memory = Limiter(*RULES, name="limiter", store=MemoryStore(clock=clock))

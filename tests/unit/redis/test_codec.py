@@ -161,7 +161,7 @@ def test_without_a_time_local_windows_are_used_until_the_server_corrects_them() 
     assert again is not None
     assert windows(again) == (20_000 * DAY, 20_001 * DAY, 20_002 * DAY)
     assert (again.keys, again.body[:27], again.body[60:]) == (call.keys, call.body[:27], call.body[60:])
-    assert again.after(ValueError(f"EDGES {server_now}")) is None  # it is asked again once
+    assert again.after(ValueError(f"EDGES {server_now}")) is None  # it is repeated once
 
     clock.advance_us(DAY)
     assert windows(plan.decide(Operation.HOLD, (b"a", b"b"), 1, None))[0] == 20_001 * DAY

@@ -1,4 +1,4 @@
-"""Where a server is, and what its failures mean; without one."""
+"""Addresses of servers and translation of their errors, without a server."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_broken_installation_is_not_reported_as_a_missing_package(monkeypatch:
         open_store("redis://localhost")
 
 
-# --- Clients of the user's -------------------------------------------------------------------------------------------
+# --- Clients of the user ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

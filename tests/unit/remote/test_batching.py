@@ -1,4 +1,4 @@
-"""Which calls are sent together, and how they end. The test passes the times in; there is no connection."""
+"""Tests of batching: which calls are sent together, and how they end. Times are passed in, without a connection."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Traffic:
             self.batcher.add(call)
 
     def send(self, now: float = 0.0) -> list[list[str]]:
-        """Send what may be sent, and return the requests of each batch."""
+        """Send all batches that may be sent, and return the requests of each batch."""
         sent = []
         while (message := self.batcher.next_message(now)) is not None:
             sent.append(message)
@@ -278,7 +278,7 @@ def test_silence_is_measured_from_the_last_reply() -> None:
     traffic.peer.converse = in_two_steps(traffic.peer.converse)
     traffic.add(RecordedCall("a", deadline=0.1))
     traffic.send()
-    traffic.batcher.receive("first", 0.9)  # after which the conversation goes on
+    traffic.batcher.receive("first", 0.9)  # the batch then sends its second message
     assert not traffic.batcher.expire(DEADLINE)
     assert traffic.batcher.expire(0.9 + DEADLINE)
 

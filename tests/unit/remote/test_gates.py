@@ -1,4 +1,4 @@
-"""Gates on a store over a network: what they send, what they make of replies, and what a caller that goes leaves behind."""
+"""Tests of gates of remote stores: requests, replies, and cancelled or interrupted callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECEIPTS: Receipts = (("place", (1, 2)),)
 
 
 class PlainEncoder:
-    """Asks for a text that names the operation; a hold that is answered with itself has taken units."""
+    """Encodes a request as text, for example `hold a`; a reply that begins with `hold` has receipts."""
 
     def __init__(self) -> None:
         self.trouble: Exception | None = None
@@ -75,7 +75,7 @@ async def test_every_operation_is_sent_once(
 ) -> None:
     gate.decide(Request("hit", "a"))
     assert gate.decide(Request("hold", "a"))[1] == RECEIPTS
-    gate.decide(Request("record", "a", 0))  # which needs no asking
+    gate.decide(Request("record", "a", 0))  # sends no request
     gate.refund(RECEIPTS, 1, None)
     gate.reset("a")
     expected = ["hit a", "hold a", "refund 1", "reset a"]

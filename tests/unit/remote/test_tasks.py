@@ -37,7 +37,7 @@ async def engine(peer: ScriptedPeer) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
-    """The time of an engine, whose calls then have to go by it too: `start` sees to that."""
+    """The fake clock of an engine; `start` computes deadlines by the same clock."""
     clock = ScriptedTime()
     monkeypatch.setattr(tasks, "time", clock)
     return clock
@@ -48,7 +48,7 @@ def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest:
 
 
 def block(clock: ScriptedTime, seconds: float) -> None:
-    """Keep the event loop from doing anything else, for so long by its own time and by that of the engine."""
+    """Block the event loop for some seconds, by its own clock and by the clock of the engine."""
     clock.advance(seconds)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -85,8 +85,8 @@ async def test_waiting_calls_are_sent_together(engine: AsyncEngine, peer: Script
 HALF = batching.ENOUGH_TO_FOLLOW
 
 
-async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
-    """Start as many calls as leave in two batches, of which the server answers none yet."""
+async def start_two_batches(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
+    """Start calls that are sent in two batches, without replies yet."""
     peer.is_open = False
     calls = [start(engine, f"a{number}") for number in range(HALF)]
     await peer.until_sent_async(1)
@@ -98,7 +98,7 @@ async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio
 async def test_many_calls_are_pipelined_on_the_same_connection() -> None:
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
-    calls = await two_under_way(peer, engine)
+    calls = await start_two_batches(peer, engine)
     third = [start(engine, f"c{number}") for number in range(HALF)]
     for _ in range(5):
         await asyncio.sleep(0)
@@ -123,7 +123,7 @@ async def test_replies_reach_their_calls_if_a_batch_sends_two_messages(
 
     monkeypatch.setattr(peer, "converse", in_two_steps)
     engine = AsyncEngine(peer, PATIENCE)
-    calls = await two_under_way(peer, engine)
+    calls = await start_two_batches(peer, engine)
     peer.open()
     expected = [f"{name}{number}" for name in "ab" for number in range(HALF)]
     assert await outcomes(calls) == expected
@@ -133,7 +133,7 @@ async def test_replies_reach_their_calls_if_a_batch_sends_two_messages(
 
 
 async def test_calls_started_by_a_reply_do_not_start_a_second_reader() -> None:
-    """A second task drove it, when so many were started in the middle of a reply that they could have followed."""
+    """A former bug: with enough new calls for a second batch, a second task used the same connection."""
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
     peer.is_open = False
@@ -150,7 +150,7 @@ async def test_calls_started_by_a_reply_do_not_start_a_second_reader() -> None:
     peer.open()
     await peer.until_sent_async(2)
     for _ in range(5):
-        await asyncio.sleep(0)  # a second task would come to wait for the same reply
+        await asyncio.sleep(0)  # a second task would start to wait for the same reply
     peer.open()
     async with asyncio.timeout(PATIENCE):
         assert await outcomes(given_back) == [f"back held {number}" for number in range(HALF)]
@@ -187,7 +187,7 @@ async def test_a_second_batch_that_cannot_be_encoded_fails_both_batches(
 async def test_pipelined_calls_fail_if_the_connection_is_lost() -> None:
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
-    calls = await two_under_way(peer, engine)
+    calls = await start_two_batches(peer, engine)
     peer.answer = lambda batch: ConnectionResetError("gone")
     peer.open()
     assert {type(error) for error in await outcomes(calls)} == {StoreUnavailable}
@@ -220,7 +220,7 @@ async def test_pipelined_calls_fail_if_the_connection_is_silent(
 
 
 class Connecting:
-    """A connection that is begun and does not come before it is let."""
+    """A connection attempt that waits for an event."""
 
     def __init__(self, peer: ScriptedPeer) -> None:
         self.has_begun = asyncio.Event()
@@ -325,13 +325,13 @@ async def test_a_silent_connection_is_replaced_for_waiting_calls(
 async def test_a_received_reply_is_not_late_if_the_event_loop_is_blocked_twice(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
-    """As by very many callers that have just been refused."""
+    """For example by many callers that were just refused."""
     peer.is_open = False
     call = start(engine, "a", 0.01)
     await peer.until_sent_async(1)
     for _ in range(2):
         block(clock, 0.1)
-        await asyncio.sleep(0)  # the event loop looks at its timers
+        await asyncio.sleep(0)  # the event loop runs its timers
         await asyncio.sleep(0)
     peer.open()
     assert await call == "a"
@@ -360,7 +360,7 @@ async def test_a_cancelled_unsent_call_is_sent_only_if_required(
 async def test_the_reply_to_a_cancelled_call_is_never_lost(
     engine: AsyncEngine, peer: ScriptedPeer, steps: int
 ) -> None:
-    """Either the caller has it, or what cleans up does, or it was never asked for."""
+    """The reply goes to the caller or to the cleanup, or the request was never sent."""
     released: list[Any] = []
     holding = asyncio.ensure_future(
         engine.call("hold", time.monotonic() + PATIENCE, abandoned=released.append)
@@ -426,7 +426,7 @@ async def test_a_connection_made_in_a_thread_is_closed_if_no_call_waits_for_it(
 
 
 def cancel_other_tasks(*kept: asyncio.Future[Any]) -> None:
-    """Cancel all tasks, as programs do that are about to end."""
+    """Cancel all tasks, like a program at shutdown."""
     for task in asyncio.all_tasks() - {asyncio.current_task(), *kept}:
         task.cancel()
 
@@ -533,7 +533,7 @@ def test_calls_in_progress_fail_when_the_event_loop_ends() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(leave())
-    assert all(future.cancelled() for future in left)  # as `asyncio.run` does with every task
+    assert all(future.cancelled() for future in left)  # `asyncio.run` cancels every task
     assert [wire.is_closed for wire in peer.wires] == [True]
 
 
@@ -552,7 +552,7 @@ def test_required_calls_are_sent_when_the_event_loop_ends() -> None:
 
     async def leave() -> None:
         left.extend(asyncio.ensure_future(hold()) for _ in range(20))
-        while len(held) < 20:  # noqa: ASYNC110  # all replies are there
+        while len(held) < 20:  # noqa: ASYNC110  # all replies were received
             await asyncio.sleep(0)
         peer.is_open = False
         left.append(start(engine, "other"))
@@ -576,7 +576,7 @@ def test_an_engine_can_be_closed_after_its_event_loop() -> None:
         return await start(engine, "a")
 
     assert loop.run_until_complete(call()) == "a"
-    loop.close()  # without what asyncio.run does at its end
+    loop.close()  # without the cleanup of asyncio.run
     engine.close()
     with pytest.raises(StoreUnavailable, match="closed"):
         asyncio.run(call())
@@ -586,15 +586,15 @@ async def test_calls_in_progress_end_before_connections_are_closed(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
-    under_way = start(engine, "a")
+    in_progress = start(engine, "a")
     await peer.until_sent_async(1)
     closing = asyncio.ensure_future(engine.aclose())
     await asyncio.sleep(0)
     with pytest.raises(StoreUnavailable, match="closed"):
         await start(engine, "b")
-    release = start(engine, "release", must_send=True)  # of a hold whose caller was cancelled meanwhile
+    release = start(engine, "release", must_send=True)  # of a hold of a cancelled caller
     peer.open()
-    assert await outcomes([under_way, release]) == ["a", "release"]
+    assert await outcomes([in_progress, release]) == ["a", "release"]
     await closing
     assert peer.wires[0].is_closed
 
@@ -620,7 +620,7 @@ def test_closing_the_event_loop_during_a_call_logs_no_error(
     peer = ScriptedPeer()
     peer.is_open = False
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # which says that a task was destroyed
+    loop.set_exception_handler(lambda *_: None)  # ignore the message about a destroyed task
 
     async def leave_a_call() -> None:
         start(AsyncEngine(peer, PATIENCE), "a")

@@ -1,4 +1,4 @@
-"""Threads that share connections: one leads, the others wait for what it brings, whatever happens to the leader."""
+"""Tests of threads that share connections: one thread leads, the others wait for their replies."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_lost_call_without_a_waiter_does_not_block_other_threads(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
-    """The time of an engine, whose calls then have to go by it too."""
+    """The fake clock of an engine; deadlines of calls must use it too."""
     clock = ScriptedTime()
     monkeypatch.setattr(threads, "time", clock)
     return clock
@@ -214,13 +214,13 @@ def test_a_blocked_process_is_not_an_outage_while_connecting(
     assert connecting.wait(PATIENCE)
     until(lambda: waiting(engine) == 40)
     clock.advance(0.02 + GRACE)
-    until(lambda: engine._dispatcher._batcher.alarm > clock.monotonic())  # a thread has looked
+    until(lambda: engine._dispatcher._batcher.alarm > clock.monotonic())  # a thread checked the deadlines
     go_on.set()
     assert [job.result(PATIENCE) for job in jobs] == [f"{number}" for number in range(40)]
 
 
 def test_threads_wait_until_the_end_of_the_grace_period(engine: ThreadEngine, clock: ScriptedTime) -> None:
-    """Looking again and again, they would keep the leader from reading the replies."""
+    """Polling would prevent the leader from reading the replies."""
     waits: list[float] = []
     call = threads.ThreadCall("late", clock.monotonic() + 1, False, None, engine._dispatcher.to_wake)
     engine._dispatcher._batcher.add(call)
@@ -237,7 +237,7 @@ def test_threads_wait_until_the_end_of_the_grace_period(engine: ThreadEngine, cl
 
 
 def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Event]:
-    """Let no connection come about; return what is set when one is begun, and what to set for it to go on."""
+    """Block connecting; return two events: connecting has started, and connecting may continue."""
     has_begun, go_on = threading.Event(), threading.Event()
 
     def connect() -> None:
@@ -251,7 +251,7 @@ def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Eve
 def test_connecting_counts_towards_the_deadline(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
-    """Whatever it waits for: a look-up, a handshake, a login."""
+    """This includes name resolution, handshake and login."""
     connecting, go_on = hold_connections(peer)
     early = pool.submit(call_at, clock, engine, "a", 0.01)
     assert connecting.wait(PATIENCE)
@@ -261,7 +261,7 @@ def test_connecting_counts_towards_the_deadline(
     go_on.set()
     assert call_at(clock, engine, "b") == "b"
     assert peer.batches == [["b"]]
-    assert len(peer.wires) == 1  # the connection that came late is used
+    assert len(peer.wires) == 1  # the late connection is used
 
 
 def test_a_connection_made_after_the_timeout_is_closed(
@@ -331,7 +331,7 @@ def test_a_connection_closed_by_the_server_is_detected_before_use(
 ) -> None:
     call(engine, "a")
     peer.wires[0].has_ended = True
-    engine._dispatcher._heard = 0.0  # as after a pause
+    engine._dispatcher._heard = 0.0  # like after a pause
     assert call(engine, "b") == "b"
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
@@ -367,7 +367,7 @@ def test_calls_of_a_too_large_batch_are_sent_one_by_one(
 
 
 def interrupted_in(wire: ScriptedWire, step: str, before: bool = True) -> None:
-    """Have the next use of a connection raise, before or after it was done."""
+    """Raise KeyboardInterrupt in the next use of a connection, before or after the real call."""
     usual = getattr(wire, step)
 
     def raise_once(*args: Any) -> Any:
@@ -488,7 +488,7 @@ def test_the_reply_to_a_hold_whose_caller_was_interrupted_is_given_back(
 
 
 def test_a_reentrant_call_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -> None:
-    """As from a signal handler, or a `__del__`: it must neither wait for itself nor come in between."""
+    """For example from a signal handler or `__del__`: it must neither deadlock nor use the busy connection."""
     found: list[StoreError] = []
 
     def call_again(batch: list[Any]) -> Any:
@@ -500,14 +500,14 @@ def test_a_reentrant_call_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -
 
     peer.answer = call_again
     assert call(engine, "outer") == "outer"
-    assert [(type(error), str(error)) for error in found] == [(StoreError, REENTERED)]  # the server is well
+    assert [(type(error), str(error)) for error in found] == [(StoreError, REENTERED)]  # not an outage
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="an interrupt would leave a lock of coverage taken")
 def test_exceptions_in_signal_handlers_do_not_affect_other_threads(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
-    """The main thread is interrupted again and again, wherever it is; other threads go on, each with its own replies."""
+    """The main thread is interrupted repeatedly at any place; other threads continue to get their own replies."""
     stop = threading.Event()
 
     def work(number: int) -> int:
@@ -516,7 +516,7 @@ def test_exceptions_in_signal_handlers_do_not_affect_other_threads(
             turn += 1
             try:
                 assert call(engine, f"{number} {turn}") == f"{number} {turn}"
-            except StoreError:  # it shared a connection that was in doubt
+            except StoreError:  # it shared the connection of the interrupted call
                 failed += 1
         return turn - failed
 
@@ -541,7 +541,7 @@ def test_exceptions_in_signal_handlers_do_not_affect_other_threads(
     assert all(job.result(PATIENCE) for job in jobs)
     assert call(engine, "afterwards") == "afterwards"
     assert is_free(engine._dispatcher._lock)
-    # One that was dropped in the middle of closing it is closed with its object.
+    # A connection dropped during close() is closed when its object is deleted.
     assert engine._dispatcher._wire is not None
 
 
@@ -572,14 +572,14 @@ def test_calls_in_progress_end_before_a_connection_is_closed(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     peer.is_open = False
-    under_way = pool.submit(call, engine, "a")
+    in_progress = pool.submit(call, engine, "a")
     peer.until_sent(1)
     engine.close()
     with pytest.raises(StoreUnavailable, match="closed"):
         call(engine, "b")
     assert not peer.wires[0].is_closed
     peer.open()
-    assert under_way.result(PATIENCE) == "a"
+    assert in_progress.result(PATIENCE) == "a"
     assert peer.wires[0].is_closed
 
 
@@ -594,7 +594,7 @@ def test_close_sends_all_requests_without_a_waiter(
     peer.is_open = False
     tell(MOST_PER_BATCH + 1)
     peer.is_open = True
-    tell(1)  # which has the reply read, and all others leave
+    tell(1)  # reads the reply, and all waiting requests are sent
     peer.is_open = False
     tell(2 * MOST_PER_BATCH)
     peer.is_open = True
@@ -633,7 +633,7 @@ def test_a_connection_made_after_the_store_was_closed_is_closed(
 def test_a_process_forked_during_a_call_does_not_read_its_reply(
     engine: ThreadEngine, peer: ScriptedPeer
 ) -> None:
-    """A signal handler may fork; the child must not read what the parent waits for."""
+    """A signal handler may fork; the child must not read the reply for the parent."""
     call(engine, "warm")
     wire = peer.wires[0]
 

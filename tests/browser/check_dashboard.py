@@ -1,7 +1,7 @@
 """The dashboard in a real browser, on a real server: `tools/test_browser.sh`.
 
-Not called test_…, so that `make test` does without a browser. Nothing here waits for a time to pass: Playwright's `expect`
-looks again until the page shows what it must.
+The name does not begin with test_, so that `make test` needs no browser. Tests do not sleep: Playwright's `expect`
+retries until the page shows the expected content.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def inspect(page: Page, key: str) -> None:
 
 
 def usage(page: Page, limiter: str, rule: str) -> Locator:
-    """Return what the inspector shows of a rule."""
+    """Return the element of a rule in the inspector."""
     shown = page.locator("#inspect article", has=page.get_by_role("heading", name=limiter, exact=True))
     return shown.get_by_role("listitem").filter(has_text=rule)
 
 
 def decide(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
-    """Use the form, and return where the answer appears."""
+    """Submit the form, and return the element of the answer."""
     form = page.locator("#try-form")
     form.get_by_label("Limiter").select_option(limiter)
     form.get_by_label("Cost").fill(str(cost))
@@ -73,7 +73,7 @@ def decide(page: Page, operation: str, *, limiter: str = "login", cost: int = 1)
 # --- Figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_those_of_the_api(serving: Serving, look: Look) -> None:
+def test_figures_match_the_api(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     server.hit("login", "alice", 7)
     server.hit("api", {"user": "bob"}, 3)
@@ -93,7 +93,7 @@ def test_figures_are_those_of_the_api(serving: Serving, look: Look) -> None:
     }
 
 
-def test_figures_out_of_sight_are_true(serving: Serving, look: Look) -> None:
+def test_figures_outside_the_viewport_are_correct(serving: Serving, look: Look) -> None:
     names = [f"limiter{number}" for number in range(8)]
     server = serving("".join(f'[limiters.{name}]\nrules = ["1/day"]\n' for name in names))
     for name in names:
@@ -120,7 +120,9 @@ def many_limiters(store: str = "memory://") -> str:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_many_limiters_make_a_short_page_with_trouble_first(serving: Serving, look: Look, width: int) -> None:
+def test_many_limiters_make_a_short_page_with_problems_first(
+    serving: Serving, look: Look, width: int
+) -> None:
     server = serving(many_limiters())
     server.hit("limiter150", "alice", 5)
     server.hit("limiter151", "alice", 9)
@@ -139,7 +141,7 @@ def test_many_limiters_make_a_short_page_with_trouble_first(serving: Serving, lo
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert violations(page) == []
 
-    server.hit("limiter099", "alice", 20)  # which becomes a card, the first
+    server.hit("limiter099", "alice", 20)  # becomes the first card
     expect(headings).to_have_text(["limiter099", "limiter151", "limiter150", "limiter003"])
     page.get_by_role("button", name="Show limiter042").press("Enter")
     expect(headings.last).to_have_text("limiter042")
@@ -160,7 +162,7 @@ def test_a_busy_server_has_few_cards(serving: Serving, look: Look) -> None:
     expect(page.locator("#more-title")).to_have_text("188 more limiters")
 
 
-def test_a_store_of_many_limiters_is_one_row(serving: Serving, look: Look) -> None:
+def test_a_store_shared_by_many_limiters_is_one_row(serving: Serving, look: Look) -> None:
     server = serving(many_limiters("redis://127.0.0.1:1/0"))
     page = look(server, live=False)
     row = page.locator("#stores tbody").get_by_role("row")
@@ -172,7 +174,7 @@ def test_a_store_of_many_limiters_is_one_row(serving: Serving, look: Look) -> No
     expect(page.locator("#lines .badge:visible")).to_have_count(200)
 
 
-def test_a_dark_page_is_printed_in_dark_letters(serving: Serving, look: Look) -> None:
+def test_a_dark_page_is_printed_with_dark_text(serving: Serving, look: Look) -> None:
     page = look(serving(POLICY), color_scheme="light")
     ink = page.evaluate("getComputedStyle(document.body).color")
     page.get_by_role("button", name="Dark colours").click()
@@ -181,7 +183,7 @@ def test_a_dark_page_is_printed_in_dark_letters(serving: Serving, look: Look) ->
     assert page.evaluate("getComputedStyle(document.body).color") == ink
 
 
-def test_limiters_show_their_rules_in_words(serving: Serving, look: Look) -> None:
+def test_limiters_describe_their_rules_in_words(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     described = httpx.get(f"{server.url}/v1/limiters").json()["limiters"]
@@ -192,7 +194,7 @@ def test_limiters_show_their_rules_in_words(serving: Serving, look: Look) -> Non
     expect(card(page, "api").locator(".rules")).to_contain_text("pro 1000/day")
 
 
-def test_the_page_updates_by_itself(serving: Serving, look: Look) -> None:
+def test_the_page_updates_automatically(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     expect(figure(page, "login", "total-admitted")).to_have_text("0")
@@ -205,7 +207,7 @@ def test_the_page_updates_by_itself(serving: Serving, look: Look) -> None:
     expect(page.locator("#refused-body li")).to_have_text("alicerefused by login2")
 
 
-def test_figures_go_on_after_a_restart_of_the_server(
+def test_figures_continue_after_a_server_restart(
     serving: Serving, look: Look, complaints: Complaints
 ) -> None:
     server = serving(POLICY)
@@ -242,7 +244,7 @@ def test_a_server_that_hangs_is_not_shown_as_live(serving: Serving, look: Look) 
     expect(page.locator("#connection")).to_have_text("Live")
 
 
-def test_rates_are_of_one_window_and_agree(serving: Serving, look: Look) -> None:
+def test_all_rates_use_the_same_window(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     server.hit("login", "alice", 9)
@@ -258,7 +260,7 @@ def test_rates_are_of_one_window_and_agree(serving: Serving, look: Look) -> None
     expect(card(page, "login").locator(".readout-time")).to_have_text("Last 10 s")
 
 
-def test_a_tick_after_missing_ones_is_no_peak(serving: Serving, look: Look) -> None:
+def test_missed_ticks_do_not_cause_a_peak(serving: Serving, look: Look) -> None:
     page = look(serving(POLICY))
     shown = page.evaluate("""async () => {
         const { History } = await import('/static/history.js');
@@ -271,7 +273,7 @@ def test_a_tick_after_missing_ones_is_no_peak(serving: Serving, look: Look) -> N
     assert (shown["admitted"], shown["seconds"], shown["bar"]) == (50, 5, 10)
 
 
-def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> None:
+def test_the_chart_describes_decisions_for_screen_readers(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     server.hit("login", "alice", 5)
@@ -291,7 +293,7 @@ def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> N
     expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+00"))
 
 
-def test_charts_look_back_an_hour_or_a_day_also_over_a_restart(
+def test_charts_show_an_hour_or_a_day_across_a_restart(
     serving: Serving, look: Look, complaints: Complaints
 ) -> None:
     server = serving('[server]\nhistory = "history"\n' + POLICY.replace("[server]", ""))
@@ -317,7 +319,7 @@ def test_charts_look_back_an_hour_or_a_day_also_over_a_restart(
     expect(chart).to_have_attribute("aria-valuemax", "59")
 
 
-def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: Look) -> None:
+def test_shadow_rules_show_would_be_refusals(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     server.hit("api", {"user": "bob"}, 8)
@@ -336,7 +338,7 @@ def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: 
     )
 
 
-def test_a_rule_says_where_the_file_has_it(serving: Serving, look: Look) -> None:
+def test_a_rule_shows_its_line_in_the_policy_file(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     rule = card(page, "login").get_by_role("listitem").filter(has_text="per-day")
@@ -352,7 +354,7 @@ def test_a_rule_says_where_the_file_has_it(serving: Serving, look: Look) -> None
     assert violations(page) == []
 
 
-def test_a_candidate_is_watched_beside_its_live_rule(
+def test_a_candidate_is_shown_beside_its_live_rule(
     serving: Serving, look: Look, complaints: Complaints
 ) -> None:
     server = serving(POLICY)
@@ -385,7 +387,7 @@ def test_a_candidate_is_watched_beside_its_live_rule(
     expect(form.get_by_role("status")).to_contain_text("fortnight")
 
 
-def test_an_outage_is_told_with_store_time_error_and_policy(serving: Serving, look: Look) -> None:
+def test_an_outage_shows_store_time_error_and_policy(serving: Serving, look: Look) -> None:
     server = serving("""
 [limiters.login]
 rules = ["5/day"]
@@ -427,7 +429,7 @@ rules = ["5/day"]
     expect(figure(page, "login", "total-degraded")).to_have_text("3")
     expect(figure(page, "near", "total-degraded")).to_be_hidden()
     expect(page.locator("#total-degraded")).to_contain_text("3 since")
-    expect(card(page, "login").locator(".rule-refused")).to_have_text("")  # it was no rule that refused
+    expect(card(page, "login").locator(".rule-refused")).to_have_text("")  # not refused by a rule
     axis = card(page, "login").locator(".grid text").all_text_contents()
     assert axis[3:] == ["\u22125 min", "\u22124 min", "\u22123 min", "\u22122 min", "\u22121 min", "now"]
     expect(card(page, "login").locator(".bar-degraded")).to_have_attribute("d", re.compile("^M"))
@@ -435,7 +437,7 @@ rules = ["5/day"]
     assert violations(page) == []
 
 
-def test_a_store_tells_its_latency_and_last_contact(serving: Serving, look: Look, tmp_path: Path) -> None:
+def test_a_store_shows_its_latency_and_last_contact(serving: Serving, look: Look, tmp_path: Path) -> None:
     server = serving(f'[limiters.login]\nrules = ["5/day"]\nstore = "sqlite:///{tmp_path}/limits.db"\n')
     page = look(server)
     server.hit("login", "alice")
@@ -483,7 +485,7 @@ rules = [
     expect(refused).to_have_text(["refused 3 (pro 2, no tier 1)", ""])
 
 
-def test_open_holds_are_in_view(serving: Serving, look: Look) -> None:
+def test_open_holds_are_shown(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     hold = server.post("/v1/limiters/login/hold", {"key": "alice", "cost": 3})["hold"]
@@ -492,7 +494,7 @@ def test_open_holds_are_in_view(serving: Serving, look: Look) -> None:
     expect(figure(page, "login", "held")).to_be_hidden()
 
 
-def test_places_tokens_and_calendars_are_called_what_they_are(serving: Serving, look: Look) -> None:
+def test_places_tokens_and_calendars_have_correct_labels(serving: Serving, look: Look) -> None:
     server = serving(
         """
         [limiters.model]
@@ -519,7 +521,7 @@ def test_places_tokens_and_calendars_are_called_what_they_are(serving: Serving, 
 
 
 @pytest.mark.parametrize("width", [360, 390, 1440])
-def test_the_navigation_is_one_line_and_whole(serving: Serving, look: Look, width: int) -> None:
+def test_the_navigation_fits_on_one_line(serving: Serving, look: Look, width: int) -> None:
     page = look(serving(POLICY, demo=True), viewport={"width": width, "height": 900})
     expect(page.get_by_role("switch")).to_be_visible()
     boxes = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
@@ -532,7 +534,7 @@ def test_the_navigation_is_one_line_and_whole(serving: Serving, look: Look, widt
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_refused_keys_are_shown_only_if_the_operator_wants_it(serving: Serving, look: Look) -> None:
+def test_refused_keys_are_shown_only_if_enabled(serving: Serving, look: Look) -> None:
     server = serving('[limiters.login]\nrules = ["0/day"]\n')
     server.hit("login", "mallory")
     page = look(server)
@@ -541,7 +543,7 @@ def test_refused_keys_are_shown_only_if_the_operator_wants_it(serving: Serving, 
     expect(page.locator("body")).not_to_contain_text("mallory")
 
 
-def test_a_bad_policy_file_is_shown_until_it_is_mended(serving: Serving, look: Look) -> None:
+def test_a_bad_policy_file_is_shown_until_it_is_fixed(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     expect(page.get_by_role("alert")).to_be_hidden()
@@ -569,7 +571,7 @@ def test_the_demo_can_be_switched_off(serving: Serving, look: Look) -> None:
 
 
 def look_again(page: Page) -> Page:
-    """Load the page anew."""
+    """Reload the page."""
     page.reload()
     expect(page.locator("#connection")).to_have_text("Live")
     return page
@@ -578,7 +580,7 @@ def look_again(page: Page) -> Page:
 # --- Inspector -------------------------------------------------------------------------------------------------------
 
 
-def test_the_inspector_shows_every_rule_and_follows(serving: Serving, look: Look) -> None:
+def test_the_inspector_shows_every_rule_and_updates(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     server.hit("login", "alice", 3)
     page = look(server)
@@ -642,7 +644,7 @@ def test_a_reset_works_after_a_cancelled_one(serving: Serving, look: Look) -> No
     expect(usage(page, "login", "per-day")).to_contain_text("0 of 5 used")
 
 
-def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> None:
+def test_selecting_a_refused_key_inspects_it(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     server.hit("login", "mallory", 6)
     page = look(server)
@@ -651,7 +653,7 @@ def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> Non
     expect(usage(page, "login", "per-day")).to_contain_text("5 of 5 used")
 
 
-def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look) -> None:
+def test_scoped_and_long_refused_keys_can_be_selected(serving: Serving, look: Look) -> None:
     policy = '[server]\ntop_keys = 5\n[limiters.api]\nrules = [{ quota = "1/day", scope = "user" }]\n'
     policy += '[limiters.all]\nrules = [{ quota = "0/day", scope = "*" }]\n'
     policy += '[limiters.pair]\nrules = [{ quota = "5/day", scope = "realm" }]\n[limiters.plain]\nrules = ["1/day"]\n'
@@ -697,9 +699,7 @@ def test_hits_and_checks_are_answered_in_a_sentence(serving: Serving, look: Look
     expect(page.locator("#try-json-text")).to_contain_text('"allowed": false')
 
 
-def test_what_the_server_does_not_accept_is_said(
-    serving: Serving, look: Look, complaints: Complaints
-) -> None:
+def test_errors_of_the_server_are_shown(serving: Serving, look: Look, complaints: Complaints) -> None:
     server = serving(POLICY)
     complaints.expect("the server responded with a status of 4")
     page = look(server)
@@ -738,7 +738,7 @@ def test_the_form_asks_for_every_scope_and_tier(serving: Serving, look: Look) ->
 
 
 @pytest.mark.parametrize("key", ["alice", 'it\'s $(not) a `command` \\ "quoted"', HOSTILE])
-def test_the_curl_line_does_the_same(serving: Serving, look: Look, key: str) -> None:
+def test_the_curl_command_sends_the_same_request(serving: Serving, look: Look, key: str) -> None:
     server = serving(POLICY)
     page = look(server)
     page.locator("#try-form").get_by_label("Key").fill(key)
@@ -760,7 +760,9 @@ GUARDED = (
 )
 
 
-def test_the_page_asks_for_a_token_and_goes_on(serving: Serving, look: Look, complaints: Complaints) -> None:
+def test_the_page_asks_for_a_token_and_continues(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
     server = serving(GUARDED, token="s3cret")
     server.hit("login", "alice", 2)
     complaints.expect("status of 401")
@@ -785,7 +787,7 @@ def test_the_page_asks_for_a_token_and_goes_on(serving: Serving, look: Look, com
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_the_page_can_be_used_without_giving_a_token_later(
+def test_a_token_can_be_entered_after_the_dialog_was_dismissed(
     serving: Serving, look: Look, complaints: Complaints
 ) -> None:
     server = serving(GUARDED)
@@ -800,7 +802,9 @@ def test_the_page_can_be_used_without_giving_a_token_later(
     expect(card(page, "login")).to_be_visible()
 
 
-def test_a_reset_without_permission_says_why(serving: Serving, look: Look, complaints: Complaints) -> None:
+def test_a_reset_without_permission_shows_the_reason(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
     server = serving(GUARDED, token="w3ak")
     server.hit("login", "alice", 2)
     complaints.expect("status of 401")
@@ -847,21 +851,21 @@ def test_names_and_keys_are_shown_as_text(serving: Serving, look: Look) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-# --- For everybody ---------------------------------------------------------------------------------------------------
+# --- Accessibility ---------------------------------------------------------------------------------------------------
 
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
 
 def violations(page: Page) -> list[Any]:
-    """Return what axe finds wrong with the page as it is, in the fewest words that help."""
+    """Return a short description of the problems that axe finds in the current page."""
     found = Axe().run(page).response["violations"]
     return [(each["id"], each["help"], [node["target"] for node in each["nodes"]]) for each in found]
 
 
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(serving: Serving, look: Look, scheme: str, viewport: dict[str, int]) -> None:
+def test_axe_finds_no_problems(serving: Serving, look: Look, scheme: str, viewport: dict[str, int]) -> None:
     server = serving(POLICY, demo=True)
     server.hit("login", "alice", 7)
     server.hit("api", {"user": "alice"}, 7)
@@ -884,7 +888,7 @@ def test_axe_finds_nothing(serving: Serving, look: Look, scheme: str, viewport: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_where_a_token_is_asked_for(
+def test_axe_finds_no_problems_in_the_token_dialog(
     serving: Serving, look: Look, complaints: Complaints, scheme: str
 ) -> None:
     complaints.expect("status of 401")
@@ -898,7 +902,7 @@ def test_axe_finds_nothing_where_a_token_is_asked_for(
     assert violations(page) == []
 
 
-def test_everything_can_be_done_from_the_keyboard(serving: Serving, look: Look) -> None:
+def test_everything_works_with_the_keyboard(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     server.hit("login", "alice", 5)
     page = look(server)
@@ -917,7 +921,7 @@ def test_everything_can_be_done_from_the_keyboard(serving: Serving, look: Look) 
 
     press_until(card(page, "login").get_by_role("slider"))
     page.keyboard.press("ArrowLeft")
-    # One bar back, or two if time has moved on by one in between.
+    # One bar back, or two if a new bar was added in between.
     expect(card(page, "login").get_by_role("slider")).to_have_attribute("aria-valuenow", re.compile("5[78]"))
 
     press_until(page.locator("#inspect").get_by_label("Key"))
@@ -966,12 +970,12 @@ def ground(page: Page) -> str:
     return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
 
 
-def test_nothing_moves_for_those_who_do_not_want_it(serving: Serving, look: Look) -> None:
+def test_reduced_motion_disables_animations(serving: Serving, look: Look) -> None:
     page = look(serving(POLICY), reduced_motion="reduce")
     assert page.evaluate("document.getAnimations().length") == 0
 
 
-def test_durations_are_told_in_two_units(serving: Serving, look: Look) -> None:
+def test_durations_are_shown_in_two_units(serving: Serving, look: Look) -> None:
     words = {
         0.5: "0.5 s",
         12.345: "12.4 s",

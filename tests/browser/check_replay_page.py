@@ -22,7 +22,7 @@ Show = Callable[..., Page]
 
 @pytest.fixture
 def page_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The page of a log of three hours, with two policies, hostile keys and lines that cannot be read."""
+    """The page of a log of three hours, with two policies, hostile keys and invalid lines."""
     monkeypatch.chdir(tmp_path)
     rules = '[{ quota = "5/minute", name = "r" }, { quota = "1/minute", name = "s", shadow = true }]'
     Path("headgate.toml").write_text(f"limiters.api.rules = {rules}\n", encoding="utf-8")
@@ -38,7 +38,7 @@ def page_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def show(browser: Browser, complaints: Complaints, page_file: Path) -> Iterator[Show]:
-    """Open the page: `show(color_scheme=…, viewport=…)`. It must fetch nothing but itself."""
+    """Open the page: `show(color_scheme=…, viewport=…)`. It must load no other resources."""
     with ExitStack() as stack:
 
         def show(**context: Any) -> Page:
@@ -64,7 +64,7 @@ def test_the_figures_are_shown(show: Show) -> None:
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_the_charts_are_drawn_and_have_their_figures_as_a_table(show: Show) -> None:
+def test_the_charts_are_drawn_and_have_a_data_table(show: Show) -> None:
     page = show()
     chart = page.get_by_role("img", name="api of headgate.toml")
     box = chart.bounding_box()
@@ -77,7 +77,7 @@ def test_the_charts_are_drawn_and_have_their_figures_as_a_table(show: Show) -> N
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_colours_follow_the_system(show: Show, scheme: str) -> None:
+def test_colours_follow_the_system_setting(show: Show, scheme: str) -> None:
     page = show(color_scheme=scheme)
     ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert ground == {"light": "rgb(245, 247, 249)", "dark": "rgb(13, 18, 22)"}[scheme]

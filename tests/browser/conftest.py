@@ -1,4 +1,4 @@
-"""A real browser, servers for it to look at, and pages that must not complain.
+"""Fixtures: a real browser, servers, and pages that must not report errors.
 
 Playwright is imported where it is used: a plain `pytest` passes this folder by, and must not need it.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 20_000
-"""How long a page may take to show what it must: a busy machine is not a failure."""
+"""Time limit of expectations; generous, because the machine may be busy."""
 
 
 def find_browser() -> str:
@@ -45,7 +45,7 @@ def browser() -> Iterator[Browser]:
     path = find_browser()
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        # Chromium's own sandbox cannot be had by root, which is who runs tests in containers.
+        # The sandbox of Chromium does not work for root, the usual user in containers.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
@@ -54,22 +54,22 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Complaints:
-    """What pages have complained about, and which complaints a test has asked for."""
+    """Errors that pages reported, and errors that a test expects."""
 
     heard: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
 
     def expect(self, pattern: str) -> None:
-        """Let complaints that match this pattern be; there must be one."""
+        """Expect at least one error that matches this pattern."""
         self.expected.append(pattern)
 
     def allow(self, pattern: str) -> None:
-        """Let complaints that match this pattern be, if there are any."""
+        """Ignore errors that match this pattern."""
         self.allowed.append(pattern)
 
     def listen(self, page: Page, origin: str) -> None:
-        """Hear errors on the console (violations of the content security policy are among them) and foreign requests."""
+        """Collect console errors (including violations of the content security policy) and requests to other hosts."""
 
         def on_console(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning"):
@@ -85,9 +85,9 @@ class Complaints:
         page.on("dialog", lambda dialog: self.heard.append(f"dialog of a script: {dialog.message}"))
 
     def check(self) -> None:
-        """Fail unless all that was heard was expected, and all that was expected was heard."""
+        """Fail on unexpected errors, and on expected errors that are missing."""
         for pattern in self.expected:
-            assert any(re.search(pattern, text) for text in self.heard), f"nobody complained about {pattern}"
+            assert any(re.search(pattern, text) for text in self.heard), f"no page reported {pattern}"
         known = re.compile("|".join([*self.expected, *self.allowed]) or r"(?!)")
         unexpected = [text for text in self.heard if not known.search(text)]
         assert unexpected == []
@@ -95,7 +95,7 @@ class Complaints:
 
 @pytest.fixture
 def complaints() -> Iterator[Complaints]:
-    """No test passes if a page has complained, unless it says which complaint it means to cause."""
+    """Fail a test if a page reported an error that the test does not expect."""
     complaints = Complaints()
     yield complaints
     complaints.check()

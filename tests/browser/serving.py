@@ -1,4 +1,4 @@
-"""A server in a process of its own, for a browser to look at; also the program that runs in that process.
+"""A server in a separate process, for browser tests; also the program that runs in that process.
 
 python serving.py POLICY PORT [demo]
 """
@@ -22,13 +22,13 @@ LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 
 
 class Server:
-    """`headgate_server.serve` on a free port of this machine; once it has run, always on the same one.
+    """`headgate_server.serve` on a free local port; a restart uses the same port.
 
     Args:
-        folder: Where its policy file goes, and where relative paths in it begin.
-        policy: The policy file's text.
+        folder: The folder of its policy file, also the base of relative paths.
+        policy: The text of the policy file.
         demo: Whether it shows a demo with one service.
-        token: What its API is asked with.
+        token: The token for requests to its API.
     """
 
     def __init__(self, folder: Path, policy: str, *, demo: bool = False, token: str | None = None) -> None:
@@ -56,7 +56,7 @@ class Server:
         self._port = int(found[1])
 
     def stop(self) -> None:
-        """Stop it as Ctrl-C does, and return when it is gone."""
+        """Stop it like Ctrl-C, and wait until it has exited."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGINT)
@@ -69,19 +69,19 @@ class Server:
         self._process.send_signal(number)
 
     def post(self, path: str, body: object) -> Any:
-        """Ask the API, and return what it answers."""
+        """Send a POST request to the API, and return the answer."""
         response = httpx.post(f"{self.url}{path}", json=body, headers=self._headers)
         response.raise_for_status()
         return response.json()
 
     def hit(self, limiter: str, key: object, times: int = 1) -> None:
-        """Hit a limiter so many times."""
+        """Hit a limiter several times."""
         calls = [{"limiter": limiter, "operation": "hit", "key": key}] * times
         answers = self.post("/v1/batch", {"calls": calls})["answers"]
         assert [answer["status"] for answer in answers] == [200] * times
 
     def tick(self) -> Any:
-        """Return the next second, as the API tells it."""
+        """Return the data of the next `tick` event of the API."""
         with httpx.stream("GET", f"{self.url}/v1/events", headers=self._headers) as response:
             lines = response.iter_lines()
             next(line for line in lines if line == "event: tick")
@@ -98,13 +98,13 @@ class Server:
 
 
 def token_table(name: str, token: str, *may: str) -> str:
-    """Return the lines of a policy file that let the bearers of a token do something."""
+    """Return the lines of a policy file that give permissions to a token."""
     digest = hashlib.sha256(token.encode()).hexdigest()
     return f'[server.tokens.{name}]\nsha256 = "{digest}"\nmay = {list(may)}\n'
 
 
 class OneService:
-    """A demo of a single service, which counts nothing."""
+    """A demo with one service and no counts."""
 
     traffic = True
 

@@ -1,4 +1,4 @@
-"""How hard the conformance suite searches."""
+"""Hypothesis settings of the conformance suite."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, so that a change that breaks nothing never fails. Asking for more than usual
-# (HEADGATE_TEST_EXAMPLES) asks for a search, so that takes new ones every time.
+# By default every run uses the same examples, so that unrelated changes never fail. With HEADGATE_TEST_EXAMPLES
+# above the default, every run searches new examples.
 USUAL = 60
 EXAMPLES = int(os.environ.get("HEADGATE_TEST_EXAMPLES", USUAL))
 settings.register_profile(

@@ -1,4 +1,4 @@
-"""The store on a real server as the conformance kit is to see it."""
+"""Redis stores on a real server, for the conformance kit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.redis.cluster import Cluster, running_cluster
 
 
 class OnServer(Contract):
-    """Stores on one server, under a namespace of each test's own."""
+    """Stores on one server, with a separate namespace for each test."""
 
     server = "redis"
 

@@ -16,7 +16,7 @@ class TestAsyncSQLiteAtGivenTimes(AsyncStoreContract):
 class TestAsyncSQLiteByItsOwnClock(AsyncStoreContract):
     own_time = True
     effort = 0.1
-    test_vectors_are_answered_to_the_microsecond = None  # `test_sqlite` plays them by its own clock
+    test_vectors_are_answered_to_the_microsecond = None  # `test_sqlite` runs them with its own clock
 
     def make_store(self) -> SQLiteStore:
         return SQLiteStore(self.folder / "limits.db", clock=self.clock)

@@ -22,7 +22,7 @@ from headgate.testing.contract.base import Contract
 from tests.server.loopback import LONGEST_WAIT, ThreadedServer, limiter_policy, policy_of
 
 MOST_LIMITERS = 8
-"""How many limiters a policy has at once; no test uses more at a time."""
+"""Number of limiters in a policy; no test uses more at a time."""
 
 
 def _has_halves(key: PlainKey) -> bool:
@@ -34,7 +34,7 @@ WHOLE = tuple(key for key in keys.HOSTILE_KEYS if not _has_halves(key))
 
 
 class FollowedStore(ServerStore):
-    """A store whose server always has the rules that were bound last, or are called."""
+    """A store whose server always has the rules of the latest binding or call."""
 
     def __init__(self, server: ThreadedServer) -> None:
         super().__init__(server.url, deadline=LONGEST_WAIT)
@@ -62,7 +62,7 @@ class FollowedStore(ServerStore):
 
 
 class Following:
-    """A gate of either kind, before each of whose calls something else is called."""
+    """A gate, blocking or asynchronous, that runs a callback before each call."""
 
     def __init__(self, gate: Gate | AsyncGate, before: Callable[[], None]) -> None:
         self._gate = gate
@@ -79,7 +79,7 @@ class Following:
 
 
 class CurrentClock(FakeClock):
-    """The clock of whichever test runs: the server outlives them."""
+    """The clock of the current test: one server runs for all tests."""
 
     of_the_test: FakeClock
 
@@ -95,10 +95,10 @@ class OnServer(Contract):
 
     @pytest.fixture(autouse=True)
     def _leave_out_half_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """JSON has no text for them; `test_half_a_character_is_no_key` says what becomes of them instead."""
+        """JSON cannot encode lone surrogates; see `test_a_lone_surrogate_is_not_a_valid_key`."""
         monkeypatch.setattr(keys, "HOSTILE_KEYS", WHOLE)
 
-    def test_half_a_character_is_no_key(self) -> None:
+    def test_a_lone_surrogate_is_not_a_valid_key(self) -> None:
         limiter = self.limiter(self.rule("fixed_window", 5))
         assert len(HALVES) == 4
         for key in HALVES:
@@ -127,6 +127,4 @@ class TestServer(OnServer, StoreContract):
 
 
 class TestAsyncServer(AsyncStoreContract, OnServer):
-    test_vectors_are_answered_to_the_microsecond = (
-        None  # the same server has answered them to the class above
-    )
+    test_vectors_are_answered_to_the_microsecond = None  # the class above runs them on the same server

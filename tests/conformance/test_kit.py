@@ -1,4 +1,4 @@
-"""The kit itself: it notices what it is there to notice, and asks for nothing before it is used."""
+"""Tests of the kit itself: it finds broken stores, and imports its dependencies only when it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headgate.testing.contract.traces import START_US
 
 
 class Bound(NamedTuple):
-    """What a gate of the reference was bound to."""
+    """The arguments of `bind` of a reference gate."""
 
     store: ReferenceStore
     limiter: str
@@ -30,7 +30,7 @@ class Bound(NamedTuple):
 
 
 class Defect:
-    """A gate that does what it is there for; each subclass does one thing wrong."""
+    """A correct gate; each subclass has one defect."""
 
     def __init__(self, gate: Gate, bound: Bound) -> None:
         self.gate = gate
@@ -47,7 +47,7 @@ class Defect:
 
 
 def broken_contract(defect: type[Defect], folder: Path) -> StoreContract:
-    """Return the contract of a store that is right but for one thing."""
+    """Return the contract of a store with one defect."""
 
     class BrokenStore(ReferenceStore):
         def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
@@ -70,7 +70,7 @@ def test_the_fake_clock_needs_neither_pytest_nor_hypothesis() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     import headgate.testing
 
     with pytest.raises(AttributeError, match="StoreKontract"):
@@ -174,7 +174,7 @@ class IgnoresQuotas(Defect):
 
 
 def recording(request: Request) -> Request:
-    """Return a request that records what another one has asked for."""
+    """Return a request that records the cost of another request."""
     return Request("record", request.key, request.cost, request.tier, request.now)
 
 
@@ -187,14 +187,14 @@ def recording(request: Request) -> Request:
             AdmitsAMicrosecondEarly,
             "test_a_refused_call_is_admitted_at_retry_after_and_not_a_microsecond_before",
         ),
-        (TakesBytesForText, "test_every_key_counts_for_itself"),
-        (GivesBackWhatWasReset, "test_a_reset_between_hold_and_release_gives_nothing_back"),
-        (ForgetsAMicrosecondEarly, "test_what_still_counts_is_never_forgotten"),
-        (WritesWhenLooking, "test_check_answers_like_hit_and_takes_nothing"),
+        (TakesBytesForText, "test_every_key_is_counted_separately"),
+        (GivesBackWhatWasReset, "test_a_release_after_a_reset_returns_nothing"),
+        (ForgetsAMicrosecondEarly, "test_live_counts_are_never_forgotten"),
+        (WritesWhenLooking, "test_check_answers_like_hit_and_charges_nothing"),
     ],
 )
 @pytest.mark.parametrize("kind", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
-def test_a_broken_store_is_noticed(defect: type[Defect], test: str, kind: str, tmp_path: Path) -> None:
+def test_a_broken_store_fails_the_kit(defect: type[Defect], test: str, kind: str, tmp_path: Path) -> None:
     contract = broken_contract(defect, tmp_path)
     arguments = {"before": 0} if "reset" in test else {}
     with pytest.raises(AssertionError):
@@ -204,16 +204,16 @@ def test_a_broken_store_is_noticed(defect: type[Defect], test: str, kind: str, t
 @pytest.mark.parametrize(
     ("defect", "test"),
     [
-        (ChargesEveryRuleTheFirstCost, "test_each_rule_is_charged_what_its_unit_costs"),
+        (ChargesEveryRuleTheFirstCost, "test_each_rule_is_charged_the_cost_of_its_unit"),
         (GivesBackTheSameOfEveryRule, "test_a_hold_is_settled_by_unit"),
-        (MovesWithoutGivingBack, "test_a_confirmation_at_once_leaves_what_the_true_cost_would_have"),
-        (GivesBackBeforeItKnows, "test_a_refused_confirmation_gives_nothing_back"),
+        (MovesWithoutGivingBack, "test_an_immediate_confirmation_counts_like_a_hit_with_the_final_cost"),
+        (GivesBackBeforeItKnows, "test_a_refused_confirmation_returns_nothing"),
         (GivesBackBeforeItKnows, "test_several_rules_move_together_or_not_at_all"),
-        (IgnoresQuotas, "test_a_quota_of_the_call_decides_it_and_keeps_what_was_counted"),
+        (IgnoresQuotas, "test_a_quota_of_the_call_is_used_and_keeps_the_counts"),
     ],
 )
 @pytest.mark.parametrize("kind", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
-def test_a_store_that_lacks_a_feature_is_noticed(
+def test_a_store_without_a_feature_fails_the_kit(
     defect: type[Defect], test: str, kind: str, tmp_path: Path
 ) -> None:
     contract = broken_contract(defect, tmp_path)
@@ -223,7 +223,7 @@ def test_a_store_that_lacks_a_feature_is_noticed(
 
 @pytest.fixture
 def _first_failure() -> Iterator[None]:
-    """Search the same examples whatever HEADGATE_TEST_EXAMPLES says, up to the first one that fails."""
+    """Search a fixed set of examples, independent of HEADGATE_TEST_EXAMPLES, up to the first failure."""
     before = settings.get_current_profile_name()
     settings.register_profile(
         "first failure",
@@ -243,10 +243,10 @@ def _first_failure() -> Iterator[None]:
     [
         "test_random_traces_are_answered_like_the_pure_functions",
         "test_random_traces_of_one_rule_are_answered_like_the_pure_functions",
-        "test_waiting_is_honest_in_random_traces",
+        "test_retry_after_is_exact_in_random_traces",
     ],
 )
-def test_a_broken_store_is_noticed_in_random_traces(test: str, tmp_path: Path) -> None:
+def test_a_broken_store_fails_random_traces(test: str, tmp_path: Path) -> None:
     contract = broken_contract(AdmitsAMicrosecondEarly, tmp_path)
     with pytest.raises(AssertionError):
         getattr(contract, test)()
@@ -285,12 +285,12 @@ class ReplacesAnyNote(MemoryStore):
     [
         (ReplacesAnyNote, "test_only_the_named_text_is_replaced"),
         (ReplacesAnyNote, "test_one_of_many_concurrent_replacements_succeeds"),
-        (LastNoteStands, "test_the_first_note_stands"),
-        (LooksThenNotes, "test_of_tasks_that_race_one_decides_and_all_are_told"),
-        (NotesForgetEarly, "test_a_note_is_kept_as_long_as_it_was_asked_for"),
+        (LastNoteStands, "test_the_first_note_is_kept"),
+        (LooksThenNotes, "test_tasks_that_race_all_get_the_same_note"),
+        (NotesForgetEarly, "test_a_note_is_kept_for_its_lifetime"),
     ],
 )
-def test_broken_notes_are_noticed(broken: type[MemoryStore], test: str, tmp_path: Path) -> None:
+def test_broken_notes_fail_the_kit(broken: type[MemoryStore], test: str, tmp_path: Path) -> None:
     class Broken(AsyncStoreContract):
         own_time = True
 
@@ -329,11 +329,11 @@ class TestBroken(StoreContract):
         return MemoryStore()
     def test_a_burst_of_exactly_the_limit_is_admitted(self):
         self.clock.advance(1)
-        self._is_honest(self.limiter(self.rule("fixed_window", 5)), "a", 1)
+        self._check_retry_after(self.limiter(self.rule("fixed_window", 5)), "a", 1)
 """
 
 
-def test_an_outside_store_can_use_the_kit(tmp_path: Path) -> None:
+def test_a_third_party_store_can_use_the_kit(tmp_path: Path) -> None:
     """Without this project's settings; and a failure shows the values that differ."""
     (tmp_path / "test_mine.py").write_text(OUTSIDE, encoding="utf-8")
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:asyncio"]

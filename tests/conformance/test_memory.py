@@ -1,4 +1,4 @@
-"""The memory store keeps every promise, at times that come with the call and by its own clock."""
+"""The memory store keeps every promise, with times passed in and with its own clock."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class TestMemoryByASteadyClock(MemoryContract):
 
     own_time = True
     effort = 0.4
-    test_time_going_back_grants_nothing = None
-    test_units_counted_while_the_clock_is_back_count_as_of_the_latest_time = None
-    test_vectors_are_answered_to_the_microsecond = None  # some of them go back, too
+    test_a_clock_set_back_admits_nothing_more = None
+    test_units_counted_after_the_clock_was_set_back_use_the_latest_time = None
+    test_vectors_are_answered_to_the_microsecond = None  # in some of them the clock goes back
 
     def make_store(self) -> MemoryStore:
         self.clock.set_us(START_US)
@@ -57,7 +57,7 @@ def clock() -> FakeClock:
 
 
 @each_rule
-def test_keys_that_have_become_fresh_make_room(rule: Rule, clock: FakeClock) -> None:
+def test_fresh_keys_are_removed_to_make_room(rule: Rule, clock: FakeClock) -> None:
     store = MemoryStore(clock=clock)
     limiter = Limiter(rule, name="room", store=store)
     for number in range(2_000):
@@ -68,7 +68,7 @@ def test_keys_that_have_become_fresh_make_room(rule: Rule, clock: FakeClock) -> 
 
 
 @each_rule
-def test_a_full_store_keeps_live_keys_and_lets_new_ones_share_one(rule: Rule, clock: FakeClock) -> None:
+def test_a_full_store_keeps_live_keys_and_new_keys_share_one(rule: Rule, clock: FakeClock) -> None:
     store = MemoryStore(max_keys=10, clock=clock)
     limiter = Limiter(rule, name="full", store=store)
     for number in range(10):
@@ -97,7 +97,7 @@ def test_new_keys_stop_sharing_once_nothing_is_counted_there(rule: Rule, clock: 
 
 
 @each_rule
-def test_what_was_held_under_the_shared_key_is_given_back_there(rule: Rule, clock: FakeClock) -> None:
+def test_a_hold_under_the_shared_key_is_released_there(rule: Rule, clock: FakeClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(rule, name="full", store=store)
     limiter.hit("old")

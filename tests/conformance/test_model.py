@@ -17,7 +17,7 @@ Answer = tuple[int, tuple[tuple[object, ...], ...]]
 
 
 class ModelActor:
-    """Plays a trace's calls on the model."""
+    """Runs the calls of a trace on the model."""
 
     def __init__(self, trace: Trace) -> None:
         shared: limiter.Books = {}
@@ -28,7 +28,7 @@ class ModelActor:
         self._holds: list[limiter.Hold] = []
 
     def play(self, step: Step, now: int) -> tuple[Answer, ...]:
-        """Make the call, and return what it said and what can be seen of it afterwards."""
+        """Make the call, and return its answer and the visible state afterwards."""
         model, key = self._limiters[step.version], model_key(self._trace.key(step.who))
         cost, quotas = self._trace.cost(step), self._quotas(step)
         seen = []

@@ -11,7 +11,7 @@ from headgate.stores.postgres import PostgresStore
 from headgate.testing import StoreContract
 
 PATIENT = 60.0
-"""Seconds. On a busy machine a call may take long, and the policy for that is another test's business."""
+"""Seconds. A call on a busy machine may be slow; other tests cover timeouts."""
 
 
 class PostgresContract(StoreContract):
@@ -42,11 +42,11 @@ class PostgresContract(StoreContract):
 
 
 class TestPostgresAtGivenTimes(PostgresContract):
-    """Prepared statements, asynchronous commit: as by default."""
+    """Prepared statements and asynchronous commit, the defaults."""
 
 
 class TestPostgresByItsOwnClock(PostgresContract):
-    """Statements that any pooler passes on, and commits that wait for the disk."""
+    """Statements that work with any pooler, and synchronous commits."""
 
     effort = 0.1
     own_time = True

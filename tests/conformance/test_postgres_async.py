@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps every promise to coroutines, whose calls travel together."""
+"""The PostgreSQL store keeps every promise to coroutines, whose calls are sent together."""
 
 from __future__ import annotations
 

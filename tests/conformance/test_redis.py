@@ -11,7 +11,7 @@ class TestRedisAtGivenTimes(OnServer, StoreContract):
 
 
 class TestValkeyByItsOwnClock(OnServer, StoreContract):
-    """The clock is the client's, so it need not be tried on both servers."""
+    """The clock is in the client, so one server is enough."""
 
     effort = 0.3
     own_time = True

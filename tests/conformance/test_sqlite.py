@@ -45,7 +45,7 @@ RULES = (
 )
 NOW = 1_700_000_000
 
-# Prints a line after every write, so that whoever reads it knows how many were acknowledged.
+# Prints a line after every write, so that the reader can count the acknowledged writes.
 WRITER = f"""
 import sys
 from headgate import Limiter, SQLiteStore
@@ -58,8 +58,8 @@ while True:
 
 
 @pytest.mark.parametrize("written", [1, 7, 40, 100, 333])
-def test_a_writer_that_is_killed_leaves_whole_states(tmp_path: Path, written: int) -> None:
-    """What it was told is counted; at most the one write under way is counted besides, in all rules or in none."""
+def test_a_killed_writer_leaves_complete_states(tmp_path: Path, written: int) -> None:
+    """Acknowledged writes are counted; at most one unfinished write is counted too, in all rules or in none."""
     path = tmp_path / "limits.db"
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", WRITER, str(path)]
@@ -77,7 +77,7 @@ def test_a_writer_that_is_killed_leaves_whole_states(tmp_path: Path, written: in
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_rows_that_have_become_fresh_are_removed_as_it_goes(tmp_path: Path) -> None:
+def test_fresh_rows_are_removed_during_writes(tmp_path: Path) -> None:
     clock = FakeClock()
     path = tmp_path / "limits.db"
     with SQLiteStore(path, clock=clock) as store, closing(sqlite3.connect(path)) as connection:

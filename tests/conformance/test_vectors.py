@@ -1,4 +1,4 @@
-"""The shipped vectors are what the model says today, and so are the pure functions."""
+"""The shipped vectors match the model, and the pure functions match the vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.model.make_vectors import FOLDER, make_files
 SCENARIOS = [scenario for scenarios in load_vectors().values() for scenario in scenarios]
 
 
-def test_the_files_are_what_the_script_makes() -> None:
+def test_vector_files_match_the_output_of_the_script() -> None:
     assert {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()} == make_files()
 
 
@@ -27,7 +27,7 @@ def test_every_kind_of_rule_has_hundreds_of_steps() -> None:
     assert min(steps.values()) >= 150
 
 
-def test_the_vectors_hold_refusals_and_admissions_of_every_kind_of_step() -> None:
+def test_the_vectors_contain_refusals_and_admissions_of_every_step() -> None:
     outcomes = {
         (step.op, verdict.allowed)
         for scenario in SCENARIOS
@@ -39,7 +39,7 @@ def test_the_vectors_hold_refusals_and_admissions_of_every_kind_of_step() -> Non
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
-def test_the_pure_functions_answer_the_vectors(scenario: Scenario) -> None:
+def test_the_pure_functions_match_the_vectors(scenario: Scenario) -> None:
     clock = FakeClock()
     store = ReferenceStore(clock=clock)
     limiters = [Limiter(*rules, name="vectors", store=store) for rules in scenario.versions]

@@ -1,4 +1,4 @@
-"""How long to search, and what counts as a hang."""
+"""Search time and time limit of the fuzz targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
 
 EXAMPLES = 1000 if MINUTES else 25
 HANGS_AFTER = 120.0
-"""Seconds after which one example hangs; it takes a few milliseconds."""
+"""Seconds after which an example counts as a hang; a normal example takes a few milliseconds."""
 
 
 def search(strategy: SearchStrategy[T], try_one: Callable[[T], Any]) -> None:
@@ -30,7 +30,7 @@ def search(strategy: SearchStrategy[T], try_one: Callable[[T], Any]) -> None:
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
-        derandomize=not MINUTES,  # each search tries others, and a test the same ones each time
+        derandomize=not MINUTES,  # a search uses new examples, a test always the same
     )
     @given(strategy)
     def try_many(example: T) -> None:

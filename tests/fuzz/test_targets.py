@@ -1,4 +1,4 @@
-"""Anything that comes from outside is understood or refused with an error of ours: never a crash, a 5xx or a hang.
+"""External input is accepted or refused with a documented error: never a crash, a 5xx or a hang.
 
 `FUZZ_MINUTES=10 pytest -rP tests/fuzz` searches each of these for ten minutes; without it a few examples are tried.
 """
@@ -136,7 +136,7 @@ def test_header_fields() -> None:
 
 
 def test_keys() -> None:
-    """Two keys that are not equal never count together, and what is no key is refused."""
+    """Different keys never count together, and invalid keys are refused."""
     with MemoryStore() as memory, SQLiteStore(":memory:") as sqlite:
 
         def count(keys: tuple[Any, Any]) -> None:
@@ -176,7 +176,7 @@ def rules(draw: st.DrawFn) -> Rule:
     kind = draw(st.sampled_from([fixed_window, sliding_window, sliding_log, token_bucket, concurrent]))
     with contextlib.suppress(ConfigError):
         rule = concurrent(draw(units), lease=draw(periods)) if kind is concurrent else kind(quota)
-        Limiter(rule)  # which refuses what could not be counted exactly
+        Limiter(rule)  # refuses rules that cannot be counted exactly
         return rule
     return fixed_window("5/s")
 
@@ -185,7 +185,7 @@ Trace = tuple[Rule, list[tuple[str, Any, int, int]]]
 
 
 def _trace(store: Any, trace: Trace) -> list[Any]:
-    """Return the answers to calls, one after the other, on a store; errors of ours are answers."""
+    """Return the answers to calls in order on a store; errors of Headgate are answers."""
     rule, calls_made = trace
     limiter = Limiter(
         rule, name=secrets.token_hex(8), store=store, on_store_error=None if not store.remote else "raise"
@@ -227,7 +227,7 @@ def test_arguments_of_sql(headgate_postgres_url: str) -> None:
 
 
 def _compare(store: Any, trace: Trace) -> None:
-    """Any argument is answered as it is in memory, or refused as it is there."""
+    """Any argument gives the same answer or error as the memory store."""
     assert _trace(store, trace) == _trace(MemoryStore(), trace)
 
 
@@ -242,7 +242,7 @@ def test_http_bodies() -> None:
 
 
 def test_openapi_document() -> None:
-    """Whatever the document allows, and what it forbids, is answered as it says."""
+    """Valid and invalid requests are answered as documented."""
     document = asyncio.run(Server().client.get("/openapi.json")).json()
     operations = [found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
@@ -250,7 +250,7 @@ def test_openapi_document() -> None:
         operation.as_strategy(mode)
         for operation in operations
         for mode in modes
-        if operation.path != "/v1/events"  # which does not end
+        if operation.path != "/v1/events"  # an endless stream
     ]
 
     async def send(case: Any) -> httpx.Response:
@@ -261,7 +261,7 @@ def test_openapi_document() -> None:
         )
 
     def check(case: Any) -> None:
-        # A schema cannot say which keys a limiter wants, nor which costs it can admit.
+        # A schema cannot express the keys and costs that a limiter accepts.
         case.validate_response(asyncio.run(send(case)), excluded_checks=[positive_data_acceptance])
 
     search(st.one_of(cases), check)

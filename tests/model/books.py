@@ -1,15 +1,15 @@
-"""A second opinion on what the rules should answer, by brute force.
+"""A brute-force model of the rules.
 
-This shares no code with `headgate` and does not count as it does. A book is the log of what was charged to one rule and
-key; how much of it counts at an instant is worked out from the log with exact fractions, and every waiting time is found
-by searching for the first instant at which the question would be answered otherwise. It is slow, and meant to be read.
+The model shares no code with `headgate` and counts in a different way. A book is the log of all charges to one rule and
+key. The units that count at an instant are computed from the log with exact fractions. Waiting times are found by
+searching for the first instant with a different answer. The model is slow; it is written to be easy to read.
 
-What both sides go by:
+Assumptions of both sides:
 
-- An instant before that of the newest charge in the book is read as that instant: time going back grants nothing.
-- What is over when something is charged is over for good.
-- A charge that was given back in full is out of the book, and so is what its instant did to the reading of time. Of a token
-  bucket only the newest entry can be taken out: what came later has drained together with it.
+- An instant before the newest charge in the book is read as that instant: a clock set back admits nothing more.
+- Charges that have expired when something is charged stay expired.
+- A charge that was returned in full is removed from the book, with its effect on the reading of time. In a token bucket
+  only the newest entry can be removed: later charges drained together with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOUR = 3_600_000_000
 
 @dataclass(frozen=True)
 class Quota:
-    """So many units in so many microseconds; `burst` is for token buckets only."""
+    """Units per period in microseconds; `burst` is for token buckets only."""
 
     limit: int
     period: int
@@ -41,13 +41,13 @@ class Quota:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """What a level depends on: two quotas that differ only in how the burst is written are the same."""
+        """The values that affect a level: quotas that differ only in the notation of the burst are equal."""
         return self.limit, self.capacity
 
 
 @dataclass(eq=False)
 class Charge:
-    """Units that were charged at an instant, as it was read; `units` shrinks when some are given back."""
+    """Units charged at an instant, after correction; returned units are subtracted from `units`."""
 
     at: int
     units: Fraction
@@ -63,23 +63,23 @@ class Book(Protocol):
     """The log of one rule and key."""
 
     def used(self, quota: Quota) -> Callable[[int], Fraction]:
-        """Return a function from an instant to what counts then, for somebody with this quota."""
+        """Return a function from an instant to the units that count then, for a caller with this quota."""
 
     def charge(self, now: int, units: int, quota: Quota) -> Charge | None:
-        """Write down a charge; what is returned can be given back."""
+        """Log a charge; the result can be passed to `give_back`."""
 
     def give_back(self, charge: Charge, units: int, now: int) -> None:
-        """Give back some of the units of a charge, as far as they still count."""
+        """Return some of the units of a charge, as far as they still count."""
 
     def instant(self, now: int) -> int:
-        """Return the instant that a time is read as."""
+        """Return the instant that is used for a time."""
 
     def can_move(self, charge: Charge, quota: Quota) -> bool:
-        """Return whether a charge can be given back and taken anew by somebody with this quota."""
+        """Return whether a charge can be replaced by a new charge with this quota."""
 
 
 def used_without(book: Book, charge: Charge | None, quota: Quota) -> Callable[[int], Fraction]:
-    """Return a function from an instant to what would count if a charge were given back at that very instant."""
+    """Return a function from an instant to the units that would count if a charge were returned at that instant."""
 
     def used(now: int) -> Fraction:
         other, own = deepcopy((book, charge))
@@ -92,7 +92,7 @@ def used_without(book: Book, charge: Charge | None, quota: Quota) -> Callable[[i
 
 
 class WindowBook:
-    """The log of a rule whose charges count whole until an instant of their own.
+    """The log of a rule whose charges count in full until their end.
 
     Args:
         ends: The instant from which a charge made at a given instant no longer counts.
@@ -128,10 +128,10 @@ class WindowBook:
 
 
 class LeaseBook:
-    """The log of a rule whose charges count until their lease ends or they are given back.
+    """The log of a rule whose charges count until their lease ends or they are returned.
 
-    An instant is read as the latest at which a lease began or was renewed since the book was last empty, if it is before
-    that. Renewing a lease moves its end, and never to an earlier instant.
+    The latest instant at which a lease began or was renewed, since the book was last empty, replaces any earlier instant.
+    A renewal moves the end of a lease, never to an earlier instant.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ def calendar_end(span: str, timezone: str) -> Callable[[int], int]:
         year, week, _ = day.isocalendar()
         return {"day": day, "week": (year, week), "month": (day.year, day.month), "year": day.year}[span]
 
-    @cache  # a book asks for the end of each of its charges again and again
+    @cache  # a book computes the end of each charge often
     def end(now: int) -> int:
         return now + first_offset(lambda t: window(now + t) > window(now))  # type: ignore[operator]
 
@@ -191,7 +191,7 @@ def calendar_end(span: str, timezone: str) -> Callable[[int], int]:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """Units that were given back to a token bucket."""
+    """Units that were returned to a token bucket."""
 
     at: int
     units: Fraction
@@ -199,11 +199,11 @@ class GiveBack:
 
 
 class TokenBook:
-    """The log of a token bucket, since it was last empty: charges, and what was given back.
+    """The log of charges and returned units of a token bucket, since it was last empty.
 
-    The level is what is missing from the bucket, in units. It drains by limit/period per tick; instants are whole ticks of
-    1 us, or of 1 ms if the period is over an hour. What is given back is written down at the instant of the entry before
-    it: to give back is not to count, so it does nothing to the reading of time.
+    The level is the number of units missing from the bucket. It drains by limit/period per tick; instants are whole ticks
+    of 1 us, or of 1 ms if the period is over an hour. Returned units are logged at the instant of the previous entry,
+    because returning units does not affect the reading of time.
     """
 
     def __init__(self, period: int) -> None:
@@ -235,12 +235,12 @@ class TokenBook:
         return level
 
     def drained(self, level: Fraction, written_as: Quota, seen_as: Quota, ticks: int) -> Fraction:
-        """Return the level so many ticks later, for somebody whose quota may differ from that of the last event."""
+        """Return the level after some ticks, for a caller whose quota may differ from the last event."""
         in_its_own_shape = level - self.rate(written_as) * ticks
         if in_its_own_shape <= 0:
             return Fraction(0)
         if seen_as.shape != written_as.shape:
-            # Also beyond its capacity: what is owed is owed in every tier.
+            # Also beyond its capacity: every tier has the same debt.
             level = self.rounded_up(level, seen_as)
         return max(Fraction(0), level - self.rate(seen_as) * ticks)
 
@@ -248,7 +248,7 @@ class TokenBook:
         return Fraction(quota.limit, quota.period // self.tick)
 
     def rounded_up(self, level: Fraction, quota: Quota) -> Fraction:
-        """Return the level in the small parts that this quota is counted in: units drain a whole number of them per tick."""
+        """Return the level in parts of a unit: a whole number of parts drains per tick with this quota."""
         parts = self.rate(quota).denominator
         return Fraction(ceil(level * parts), parts)
 
@@ -264,7 +264,7 @@ class TokenBook:
         if charge not in self.events:
             return
         if any(event.quota.shape != charge.quota.shape for event in self.since(charge)):
-            return  # once converted, the level no longer says what of it was whose
+            return  # a converted level no longer contains the separate charges
         level = self.used(charge.quota)(now)
         given = min(Fraction(units), charge.held)
         back = min(level, max(Fraction(0), given - self.drained_of(charge, given, self.read(now))))
@@ -276,9 +276,9 @@ class TokenBook:
             self.events = [*self.events, GiveBack(self.events[-1].at, back, charge.quota)]
 
     def drained_of(self, charge: Charge, given: Fraction, at: int) -> Fraction:
-        """Return how much of the units that are to be given back may have drained away by an instant.
+        """Return how many of the units to be returned may have drained before an instant.
 
-        What was there before the charge drains first, as far as it was not given back itself; then what stays of the charge.
+        Earlier units drain first, unless they were returned; then the part of the charge that is kept.
         """
         drained = self.rate(charge.quota) * (at - charge.at)
         given_since = sum(event.units for event in self.since(charge) if isinstance(event, GiveBack))
@@ -286,7 +286,7 @@ class TokenBook:
         return max(Fraction(0), drained - first)
 
     def is_newest(self, charge: Charge) -> bool:
-        """Return whether the book without the charge is that of before it: nothing came since, and nothing was converted."""
+        """Return whether the charge is the last entry of the book, and nothing was converted since."""
         *before, newest = self.events
         return newest is charge and bool(before) and before[-1].quota.shape == charge.quota.shape
 
@@ -296,7 +296,7 @@ class TokenBook:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one rule says; times in microseconds."""
+    """The verdict of one rule; times in microseconds."""
 
     allowed: bool
     limit: int
@@ -315,7 +315,7 @@ def figures(
     is_bucket: bool,
     replaces: Charge | None = None,
 ) -> Figures:
-    """Return what is to be said of a book as it stands, to somebody who wants units in place of a charge, or besides."""
+    """Return the verdict of a book on a cost; a charge that the call `replaces` does not count for the wait."""
     if is_bucket and not quota.limit:
         return Figures(allowed, 0, 0, None, None)
     used, capacity = book.used(quota), quota.capacity
@@ -328,7 +328,7 @@ def figures(
 
 
 def first_offset(holds: Callable[[int], bool]) -> int:
-    """Return the first whole number from which on something holds that, once it does, holds for ever."""
+    """Return the smallest whole number for which a monotonic condition is true."""
     if holds(0):
         return 0
     no, yes = 0, 1

@@ -1,4 +1,4 @@
-"""Scenarios for what only some limiters use: units, moved holds, places, calendars, quotas of a call's own."""
+"""Scenarios for optional features: units, moved holds, places, calendars, quotas of a call."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def confirmed(script: Script) -> Script:
     script.to_reset(-1)
     script.to_reset()
     script.hit(8)
-    script.confirm(second)  # expired by now, and there is no room
+    script.confirm(second)  # expired, and no units are free
     script.to_retry(-1)
     script.confirm(second)
     script.wait(1)
@@ -131,7 +131,7 @@ def confirmed(script: Script) -> Script:
 
 
 def confirmed_back(script: Script) -> Script:
-    """By a clock that went back, units must not move to an earlier time: they would expire too early."""
+    """After the clock was set back, units must not move to an earlier time: they would expire too early."""
     script.hit(2)
     script.wait(25 * SECOND)
     held = script.taken(5)
@@ -214,7 +214,7 @@ def faded(script: Script) -> Script:
 
 
 def other_shape(script: Script) -> Script:
-    """Units of another shape are not given back for it: they drain away."""
+    """Units of another shape are not returned by a move: they drain."""
     held = script.hold(8, tier="pro", quotas={"token_bucket": Quota(120, MINUTE, 40)})
     script.wait(SECOND)
     script.hit(3)
@@ -234,7 +234,7 @@ def other_shape(script: Script) -> Script:
 
 
 def places() -> Iterator[Script]:
-    """Yield limiters of what is held at once."""
+    """Yield limiters of concurrent holds."""
 
     def of(limit: int, lease: int = MINUTE, **more: object) -> Rule:
         return rule("concurrent", limit, lease, **more)
@@ -265,7 +265,7 @@ def leased(script: Script) -> Script:
     script.check(1)
     script.settle(second, 1)
     script.hold(1)
-    script.settle(third, 9)  # whatever it cost, its places are free
+    script.settle(third, 9)  # its places are free, regardless of the cost
     script.to_retry(-1)
     script.check(3)
     script.hold(5)
@@ -466,11 +466,11 @@ def with_others(script: Script) -> Script:
     return script
 
 
-# --- Quotas of a call's own --------------------------------------------------------------------------------------------
+# --- Quotas of a call --------------------------------------------------------------------------------------------------
 
 
 def quotas() -> Iterator[Script]:
-    """Yield callers who bring a quota along; all count in one state."""
+    """Yield callers with a quota per call; all count in one state."""
     for kind in RATES:
         yield alternating(
             Script(f"quotas: {kind}", [rule(kind, 10, MINUTE, tiers={"pro": Quota(30, MINUTE)})])

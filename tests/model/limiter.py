@@ -23,12 +23,12 @@ from tests.model.books import (
 Key = str | Mapping[str, str]
 Cost = int | Mapping[str, int]
 Quotas = Mapping[str, Quota]
-"""Quotas of a call's own, by the names of rules."""
+"""Quotas of a call, by the names of rules."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a rule of `headgate` says, in the model's own words."""
+    """The model of a rule of `headgate`."""
 
     kind: str
     quota: Quota
@@ -78,7 +78,7 @@ Charges = list[Charge | None]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Who asks for how much, at what time and by which quotas."""
+    """Key, cost, time and quotas of a call."""
 
     now: int
     key: Key
@@ -88,7 +88,7 @@ class ModelRequest:
 
 
 class ModelLimiter:
-    """Decides by the books of its rules; limiters that share `books` count together."""
+    """Decides with the books of its rules; limiters that share `books` count together."""
 
     def __init__(self, rules: Sequence[Rule], books: Books | None = None) -> None:
         self.rules = tuple(rules)
@@ -129,7 +129,7 @@ class ModelLimiter:
             self.books.pop((rule.name, rule.key_of(key)), None)
 
     def take(self, request: ModelRequest, replaces: Charges | None = None) -> tuple[list[Figures], Charges]:
-        """Charge all rules or none; what is replaced is given back first, if all admit."""
+        """Charge all rules or none; if all admit, the replaced charges are returned first."""
         old: Charges = replaces or [None] * len(self.rules)
         admits = []
         for rule, book, cost, charge in zip(
@@ -148,7 +148,7 @@ class ModelLimiter:
         ):
             quota, at = rule.quota_for(request.tier, request.quotas), request.now
             if charge is not None and book.can_move(charge, quota):
-                at = book.instant(at)  # as it is read with the charge: units never move to an earlier time
+                at = book.instant(at)  # read with the charge in the book: units never move to an earlier time
                 book.give_back(charge, ceil(charge.held), at)
             charges.append(book.charge(at, cost, quota) if cost else None)
         return self._figures(request, admits, old), charges
@@ -175,7 +175,7 @@ class ModelLimiter:
 
 @dataclass
 class Hold:
-    """Units that were taken and not settled yet, of the limiter with the limits that were in force then."""
+    """Units that are not settled yet, and the limiter with the limits at that time."""
 
     limiter: ModelLimiter
     request: ModelRequest
@@ -188,7 +188,7 @@ class Hold:
         return [rule.kind == "concurrent" for rule in self.limiter.rules]
 
     def final(self, cost: Cost | None) -> list[int]:
-        """Return what the hold has cost each rule; what is not named stays as it was held."""
+        """Return the final cost for each rule; units without a given cost keep the held cost."""
         if isinstance(cost, int):
             return [cost] * len(self.limiter.rules)
         named = cost or {}
@@ -208,7 +208,7 @@ class Hold:
             self.charges, self.limiter._books_of(self.request.key), every, strict=False
         ):
             back = held if is_place else max(0, held - used)
-            if charge is not None and back:  # nothing given back is no change, and so looks at no clock
+            if charge is not None and back:  # returning nothing changes nothing and does not read the clock
                 book.give_back(charge, back, now)
 
     def confirm(self, now: int, cost: Cost | None = None) -> list[Figures]:
@@ -220,7 +220,7 @@ class Hold:
         return answers
 
     def renew(self, now: int) -> list[Figures]:
-        """Extend all leases, or none if one is over; other rules are not asked."""
+        """Extend all leases, or none if one has expired; other rules are not checked."""
         rules, books = self.limiter.rules, self.limiter._books_of(self.request.key)
         quotas = [rule.quota_for(self.request.tier, self.request.quotas) for rule in rules]
         leases = [
@@ -242,7 +242,7 @@ class Hold:
 
 
 def binding(answers: Sequence[Figures]) -> int:
-    """Return whose figures stand for the whole: the longest wait of the refusals, or the least that remains."""
+    """Return the verdict to report: the refusal with the longest wait, or the least remaining units."""
     refusals = [i for i, answer in enumerate(answers) if not answer.allowed]
     if not refusals:
         return min(range(len(answers)), key=lambda i: (answers[i].remaining, i))

@@ -15,16 +15,16 @@ from tests.model.books import Figures, Quota, TokenBook
 from tests.model.limiter import Cost, Hold, Key, ModelLimiter, Quotas, Rule, binding
 
 FOLDER = Path(__file__).resolve().parents[2] / "src" / "headgate" / "testing" / "vectors"
-START = 1_700_000_000_123_457  # on no edge of any window
+START = 1_700_000_000_123_457  # not on the edge of a window
 MS, SECOND, MINUTE, HOUR, DAY = 1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 MONTH = 30 * DAY
 
 
 class Script:
-    """Writes down a scenario while the model plays it.
+    """Logs a scenario while the model runs it.
 
     Args:
-        name: What the scenario is about.
+        name: The subject of the scenario.
         versions: The rules, and then the same rules with other limits.
     """
 
@@ -67,7 +67,7 @@ class Script:
         return number
 
     def taken(self, cost: Cost = 1, key: Key = "a", tier: str | None = None) -> int:
-        """Hold units, after a wait if that is needed."""
+        """Hold units, after a wait if necessary."""
         number = self.hold(cost, key, tier)
         while self.holds[number].settled:
             self.to_retry()
@@ -83,7 +83,7 @@ class Script:
     def confirm(self, number: int, cost: Cost | None = None) -> bool:
         hold = self.holds[number]
         if hold.settled:
-            return True  # a second time it says the same, which is not the store's doing
+            return True  # a second call returns the same answer without the store
         answers = hold.confirm(self.now, cost)
         said = self._said("confirm", answers, hold.request.key, cost or 0, None, hold=number)
         self._look(hold)
@@ -96,7 +96,7 @@ class Script:
         return said
 
     def _look(self, hold: Hold) -> None:
-        """Check what a call has left, without taking that for what it said."""
+        """Check the state after a call, and keep the answer of the call as the last answer."""
         last, last_at = self.last, self.last_at
         self.check(0, hold.request.key, hold.request.tier)
         self.last, self.last_at = last, last_at
@@ -116,7 +116,7 @@ class Script:
         self.latest = max(self.latest, self.now)
 
     def go_back(self, microseconds: int) -> None:
-        """Let the clock go back, but to no time before something became fresh: a store may have forgotten that."""
+        """Set the clock back, but not before a state became fresh: a store may have deleted it."""
         target = self.now - microseconds
         for book in self.limiter.books.values():
             quota = book.events[-1].quota if isinstance(book, TokenBook) and book.events else Quota(1, 1)
@@ -126,17 +126,17 @@ class Script:
         self.now = target
 
     def to_retry(self, nudge: int = 0) -> None:
-        """Go to when the last refusal said that the call would be admitted."""
+        """Advance to the retry time of the last refusal."""
         if self.last is not None and self.last.retry_after is not None:
             self.wait(max(0, self.last_at + self.last.retry_after + nudge - self.now))
 
     def to_reset(self, nudge: int = 0) -> None:
-        """Go to when the last answer said that nothing would count any more."""
+        """Advance to the reset time of the last answer."""
         if self.last is not None and self.last.reset_after is not None:
             self.wait(max(0, self.last_at + self.last.reset_after + nudge - self.now))
 
     def pick(self, *choices: Any) -> Any:
-        # random() is the one method whose sequence is the same in every version of Python.
+        # Only the sequence of random() is the same in every version of Python.
         return choices[int(self.chance.random() * len(choices))]
 
     def _said(
@@ -285,7 +285,7 @@ def overlapping(script: Script) -> Script:
     late = script.hold(6)
     script.to_reset()
     script.hit(2)
-    script.settle(late, 0)  # too late: nothing of it counts any more
+    script.settle(late, 0)  # too late: it no longer counts
     script.hit(18)
     return script
 
@@ -368,7 +368,7 @@ def keys(script: Script) -> Script:
 
 
 def everything(script: Script, steps: int) -> Script:
-    """Do anything, at any time, for a long time."""
+    """Run a long sequence of random operations at random times."""
     period = script.limiter.rules[0].quota.period
     for _ in range(steps):
         script.version = script.pick(0, 0, 0, 1)
@@ -393,7 +393,7 @@ def everything(script: Script, steps: int) -> Script:
 
 
 def token_bucket_scenarios() -> Iterator[Script]:
-    """Yield what only a token bucket has: bursts of another size, coarse ticks, levels in another shape."""
+    """Yield scenarios of token buckets only: other burst sizes, coarse ticks, levels in another shape."""
 
     def of(limit: int, period: int, burst: int, **more: Any) -> list[Rule]:
         return [rule("token_bucket", limit, period, burst=burst, **more)]
@@ -421,7 +421,7 @@ def token_bucket_scenarios() -> Iterator[Script]:
 
 
 def overlapping_by_design(script: Script) -> Script:
-    """Without the total of what was given back, the second release would give back what has drained under it."""
+    """Without the total of returned units, the second release would return drained units."""
     first, second = script.hold(10), script.hold(10)
     script.settle(first, 0)
     script.wait(10 * SECOND)
@@ -432,7 +432,7 @@ def overlapping_by_design(script: Script) -> Script:
 
 
 def released_in_any_order(script: Script) -> Script:
-    """Three holds, a hit, and then all are released: by then what is left of each depends on the others."""
+    """Three holds, a hit, then all releases: the rest of each hold depends on the others."""
     for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):
         held = []
         for cost in (4, 6, 5):
@@ -447,7 +447,7 @@ def released_in_any_order(script: Script) -> Script:
 
 
 def released_and_set_back(script: Script) -> Script:
-    """A hold that is released before anything else has happened leaves no trace, also in the reading of time."""
+    """A hold released before any other call has no effect, also on the reading of time."""
     script.hit(12)
     script.wait(5 * SECOND)
     outer = script.hold(6)
@@ -465,14 +465,14 @@ def released_and_set_back(script: Script) -> Script:
     script.wait(7 * SECOND)
     last = script.hold(4)
     script.hit(1)
-    script.settle(last, 0)  # something has: the time stays that of the newest entry
+    script.settle(last, 0)  # after another call the time of the newest entry is kept
     script.go_back(5 * SECOND)
     script.check(20)
     return script
 
 
 def set_back_between(script: Script) -> Script:
-    """What has drained under a hold is not given back, although the clock that is asked reads an earlier time."""
+    """Drained units of a hold are not returned, even if the clock was set back."""
     first, second = script.hold(5), script.hold(5)
     script.wait(5 * SECOND)
     script.hit(5)
@@ -486,7 +486,7 @@ def set_back_between(script: Script) -> Script:
 
 
 def alternate(script: Script) -> Script:
-    """What was taken in one tier is owed in every other, also beyond its burst."""
+    """Units taken in one tier count in every tier, also beyond its burst."""
     for _ in range(4):
         for tier, cost in (("large", 150), ("large", 50), (None, 1), ("odd", 1), (None, 20), ("large", 7)):
             if not script.hit(cost, tier=tier):
@@ -497,14 +497,14 @@ def alternate(script: Script) -> Script:
 
 
 def another_shape(script: Script) -> Script:
-    """A hold whose level is measured in another shape by the time it is released gives back nothing."""
+    """A hold returns nothing if the level was converted to another shape before the release."""
     for tier in ("fast", None, "odd"):
         held = script.hold(7, tier=tier)
         script.wait(SECOND + 1)
         script.hit(1, tier="odd")
         script.wait(SECOND + 1)
         if tier is None:
-            script.hit(1)  # back in the shape of the hold, but not what it was
+            script.hit(1)  # the shape of the hold again, but after two conversions
         script.settle(held, 2)
         script.check(1, tier=tier)
         script.wait(11 * SECOND)
@@ -576,7 +576,7 @@ def scopes(script: Script) -> Script:
 
 def make_files() -> dict[str, str]:
     """Return the text of every vector file by its name."""
-    from tests.model import feature_scenarios  # which is written with what is in here
+    from tests.model import feature_scenarios  # imports this module
 
     files = {
         "fixed_window.json": scenarios("fixed_window"),

@@ -1,4 +1,4 @@
-"""What `make dist` finds wrong in a wheel. That the releases themselves are right, it says when it is run."""
+"""Tests of the checks of wheels in `make dist`. The real wheels are checked when it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_good_wheel_has_no_problems(wheel: str, files: list[str]) -> None:
         (PLAIN, [name for name in FILES if not name.endswith("py.typed")]),
     ],
 )
-def test_a_bad_wheel_has_one(wheel: str, files: list[str]) -> None:
+def test_a_bad_wheel_has_a_problem(wheel: str, files: list[str]) -> None:
     assert len(problems_in(wheel, files)) == 1
 
 

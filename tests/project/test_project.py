@@ -1,4 +1,4 @@
-"""What must stay true of the project as a whole: who imports whom, what is exported, what is written where."""
+"""Checks of the whole project: imports, exports, packaging and documentation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = {
     "headgate_server": ROOT / "server" / "headgate_server",
     "headgate_services": ROOT / "services" / "headgate_services",
 }
-"""The import packages, in their order: each may import those before it."""
+"""The import packages in order: each may import the packages before it."""
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ INSIDE = VALUES | {
     "_async",
     "_sync",
 }
-"""The core. `headgate` itself, the package of public names, comes next; what follows may import from it."""
+"""The core. `headgate` itself, the package of public names, is next; the parts after it may import from it."""
 
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
@@ -160,11 +160,11 @@ THIRD_PARTIES = {
         "structlog",
     },
 }
-"""What may be imported from outside the standard library, and where; everything else makes do without."""
+"""Allowed third-party imports of each part; all other parts import only the standard library."""
 
 
 class Import(NamedTuple):
-    """One import of one module, and where it stands."""
+    """One import of one module, and its location."""
 
     importer: str
     imported: str
@@ -220,12 +220,12 @@ def part_of(module: str) -> str:
     return module.removeprefix("headgate.").split(".")[0]
 
 
-def test_every_part_has_its_place_in_the_import_order() -> None:
+def test_every_part_is_listed_in_the_import_order() -> None:
     assert {part_of(name) for name in SOURCES if package_of(name) == "headgate"} <= set(MAY_IMPORT)
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    """Coverage does not see what no one imported in a folder without `__init__.py`."""
+    """Coverage misses modules that were never imported in a folder without `__init__.py`."""
     assert {path.parent for path in SOURCES.values()} == {
         path.parent for package in PACKAGES.values() for path in package.rglob("__init__.py")
     }
@@ -266,7 +266,7 @@ def test_services_do_not_import_each_other() -> None:
     assert crossing == []
 
 
-def test_no_class_has_the_name_of_another() -> None:
+def test_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in SOURCES.items():
         for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
@@ -276,13 +276,13 @@ def test_no_class_has_the_name_of_another() -> None:
 
 
 def test_only_one_module_configures_uvicorn() -> None:
-    """Each of its defaults that is wrong for us is set there once; believing X-Forwarded-For is one of them."""
+    """All unsafe defaults, for example trusting X-Forwarded-For, are changed in one place."""
     users = {name for name, path in SOURCES.items() if "uvicorn.Config(" in path.read_text("utf-8")}
     runners = {name for name, path in SOURCES.items() if "uvicorn.run(" in path.read_text("utf-8")}
     assert (users, runners) == ({"headgate_server.hosting"}, set())
 
 
-def test_third_parties_are_imported_only_where_they_belong() -> None:
+def test_third_party_packages_are_imported_only_where_allowed() -> None:
     astray = [
         str(found)
         for found in ALL_IMPORTS
@@ -303,7 +303,7 @@ def third_parties_of(module: str) -> set[str]:
 
 
 def test_services_import_public_names_only() -> None:
-    """Private attributes are ruff's business (SLF001); this is about modules and the names in them."""
+    """Modules and their names only; ruff checks private attributes (SLF001)."""
     private = []
     for name, path in SOURCES.items():
         if package_of(name) == "headgate_services":
@@ -312,7 +312,7 @@ def test_services_import_public_names_only() -> None:
 
 
 def private_imports(importer: str, source: str) -> list[str]:
-    """Return the private names that a service imports from elsewhere; its own are its own business."""
+    """Return the private names that a service imports from other packages."""
     own = ".".join([*importer.split(".")[:2], ""])
     return [
         name
@@ -333,7 +333,7 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
     ("package", "used"),
     [("headgate_server", ["headgate"]), ("headgate_services", ["headgate", "headgate_server"])],
 )
-def test_other_packages_import_only_names_that_are_listed(package: str, used: list[str]) -> None:
+def test_other_packages_import_only_listed_names(package: str, used: list[str]) -> None:
     """The server uses public names of the library, the services public names of both."""
     unlisted = [
         f"{name}: {found}"
@@ -406,7 +406,7 @@ def test_private_imports_are_found(source: str, private: list[str]) -> None:
     assert private_imports("headgate_services.mail.routes", source) == private
 
 
-# --- What is exported ------------------------------------------------------------------------------------------------
+# --- Exports ---------------------------------------------------------------------------------------------------------
 
 
 def declares_all(name: str) -> bool:
@@ -424,18 +424,18 @@ def test_the_package_exports_exactly_its_public_names() -> None:
     assert set(headgate.__all__) == public | {"__version__"}
 
 
-def test_everything_has_one_version() -> None:
+def test_all_packages_have_the_same_version() -> None:
     projects = {project["project"]["name"]: project["project"]["version"] for project in PYPROJECTS}
     assert projects == dict.fromkeys(projects, headgate.__version__)
     assert {name: metadata.version(name) for name in projects} == projects
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if declares_all(name)])
-def test_all_is_true(name: str) -> None:
-    """That it is sorted is ruff's business (RUF022)."""
+def test_every_name_in_dunder_all_exists(name: str) -> None:
+    """Ruff checks the sorting (RUF022)."""
     if (
         name == "headgate.http.rest_framework"
-    ):  # it reads Django's settings, which a process can have once only
+    ):  # it needs Django settings, which a process can configure only once
         program = f"import {name} as module; assert all(hasattr(module, name) for name in module.__all__)"
         settings = {**os.environ, "DJANGO_SETTINGS_MODULE": "django.conf.global_settings"}
         subprocess.run([sys.executable, "-c", program], env=settings, check=True)
@@ -445,7 +445,7 @@ def test_all_is_true(name: str) -> None:
     assert [export for export in module.__all__ if not hasattr(module, export)] == []
 
 
-# --- What is shipped and written down --------------------------------------------------------------------------------
+# --- Packaging and documentation -------------------------------------------------------------------------------------
 
 PYPROJECTS = [
     tomllib.loads(ROOT.joinpath(folder, "pyproject.toml").read_text(encoding="utf-8"))
@@ -462,7 +462,7 @@ MACHINE_TEXT = re.compile(
 
 
 def project_files() -> Iterator[Path]:
-    """Yield every file of the project, leaving out what .gitignore leaves out."""
+    """Yield every file of the project, except those ignored by .gitignore."""
     ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines())]
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if not matches_any(name, ignored)]
@@ -473,7 +473,7 @@ def matches_any(name: str, patterns: list[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def test_no_file_names_one_machine_or_registry() -> None:
+def test_no_file_contains_machine_paths_or_registries() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {match.group()}"
         for path in project_files()
@@ -503,7 +503,7 @@ def test_the_core_depends_on_nothing() -> None:
     assert PYPROJECTS[0]["project"]["dependencies"] == []
 
 
-def test_constraints_pin_everything_that_an_extra_asks_for() -> None:
+def test_constraints_pin_every_dependency_of_the_extras() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [PIN.fullmatch(line) for line in lines if not line.startswith("#")]
     assert None not in pins
@@ -536,7 +536,7 @@ ROW = re.compile(r"^\|\s*[*`]*([A-Z]-\d\d)\b", re.MULTILINE)
 
 
 def test_requirements_documentation_and_tests_agree() -> None:
-    """Holds for a service from the day its page exists."""
+    """Applies to every service that has a page."""
     for service, (letter, count) in REQUIREMENTS.items():
         page = ROOT / "docs" / "services" / f"{service}.md"
         if page.exists():

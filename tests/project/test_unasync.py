@@ -1,4 +1,4 @@
-"""The tool that writes the synchronous side."""
+"""Tests of the tool that generates the synchronous modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package in a copy of the project as far as the tool sees it, up to date."""
+    """An up-to-date copy of the package and the files that the tool reads."""
     for package in unasync.PACKAGES:
         source = tmp_path / package / "_async"
         source.mkdir(parents=True)
@@ -33,7 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     unasync.main()
 
 
-def test_what_is_committed_is_what_the_tool_writes() -> None:
+def test_committed_files_match_the_output_of_the_tool() -> None:
     done = subprocess.run(
         [sys.executable, "tools/unasync.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -52,7 +52,7 @@ def test_a_check_fails_on_stale_output_and_writes_nothing(
     assert stale.read_text() == before
 
 
-def test_a_check_fails_on_a_changed_source_a_missing_file_and_one_too_many(
+def test_a_check_fails_on_changed_missing_and_extra_files(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = copied / "_async" / "gates.py"
@@ -65,7 +65,7 @@ def test_a_check_fails_on_a_changed_source_a_missing_file_and_one_too_many(
     assert stale == ["_sync/gates.py", "policy/_sync/leftover.py", "policy/_sync/shadows.py"]
 
 
-def test_writing_puts_everything_right(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_fixes_all_differences(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {path: path.read_text() for path in copied.rglob("_sync/*.py")}
     (copied / "_sync" / "hold.py").write_text("nonsense")
     (copied / "policy" / "_sync" / "live.py").unlink()
@@ -74,9 +74,7 @@ def test_writing_puts_everything_right(copied: Path, monkeypatch: pytest.MonkeyP
     assert {path: path.read_text() for path in copied.rglob("_sync/*.py")} == expected
 
 
-def test_a_replacement_that_is_used_nowhere_is_an_error(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unused_replacement_is_an_error(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(unasync.REPLACEMENTS, "AsyncUnheardOf", "UnheardOf")
     with pytest.raises(SystemExit, match=r"never used: .*AsyncUnheardOf"):
         run(monkeypatch, "--check")
@@ -88,14 +86,14 @@ def test_names_are_replaced_as_whole_words() -> None:
     )
 
 
-def test_what_the_async_side_alone_has_is_left_out() -> None:
+def test_async_only_code_is_left_out() -> None:
     text = "a\n    # begin async only\n    b = AsyncHold\n    # end async only\nd = AsyncHold\n"
     used: set[str] = set()
     assert unasync.to_sync(text, used) == "a\nd = Hold\n"
     assert used == {"AsyncHold"}
 
 
-def test_generated_files_say_that_they_are(copied: Path) -> None:
+def test_generated_files_have_a_header(copied: Path) -> None:
     generated = list(copied.rglob("_sync/*.py"))
     assert {file.parent.parent.name for file in generated} == {"headgate", "outage", "policy", "remote"}
     for file in generated:

@@ -48,7 +48,7 @@ SCOPED = (sliding_window("10/hour", scope="user"), sliding_window("100/hour", sc
         ((sliding_window("5/minute", scope="a:b"),), {}, "must not contain ':'"),
     ],
 )
-def test_what_cannot_work_is_refused(rules: Any, options: dict[str, Any], problem: str) -> None:
+def test_invalid_options_are_refused(rules: Any, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         BucketTable(*rules, **{"table": "t", **options})
 
@@ -90,7 +90,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
         next(BucketTable("5/minute", table="t")._checking("a", 1, None, datetime(2026, 1, 1)))  # noqa: DTZ001
 
 
-def test_times_between_cleanups_that_are_none_are_refused() -> None:
+def test_invalid_cleanup_options_are_refused() -> None:
     table: Any = BucketTable("5/minute", table="t")
     with pytest.raises(ConfigError, match="older_than is a timedelta, not 3600"):
         table.cleanup(None, older_than=3600)
@@ -102,7 +102,7 @@ def test_times_between_cleanups_that_are_none_are_refused() -> None:
         asyncio.run(AsyncBucketTable("5/minute", table="t").run_cleanup(None, every=60))  # type: ignore[arg-type]
 
 
-def test_the_encoding_of_scopes_is_the_one_that_is_documented() -> None:
+def test_scopes_are_encoded_as_documented() -> None:
     """The encoding is part of the table's contents: a change would lose counts."""
     rules = (*SCOPED, sliding_window("1000/hour", scope="*"))
     key = {"user": "6b1f29cc-1a8b-4a53-9a40-0f0f6f2c1d11", "realm": "north"}
@@ -117,7 +117,7 @@ def test_the_encoding_of_scopes_is_the_one_that_is_documented() -> None:
     assert [uuid.version for uuid in uuids if isinstance(uuid, UUID)] == [4, 8, 8]
 
 
-def test_names_are_quoted_as_sql_has_them() -> None:
+def test_table_names_are_quoted_as_sql_identifiers() -> None:
     assert BucketTable("5/minute", table='a"b').table == '"a""b"'
     assert BucketTable("5/minute", table=("my schema", "t")).table == '"my schema"."t"'
 

@@ -27,7 +27,7 @@ BUCKET = token_bucket("60/minute", burst=5)
 
 
 def bigints(value: bytes | None) -> list[int]:
-    """Return the numbers of a binary array, as its format says."""
+    """Return the numbers of a binary array."""
     assert value is not None
     dimensions, nulls, kind, count, first = struct.unpack(">iiiii", value[:20])
     assert (dimensions, nulls, kind, first) == (1, 0, 20, 1)
@@ -54,7 +54,7 @@ def encoded(value: list[int]) -> bytes:
     return struct.pack(">iiiii" + "iq" * len(value), 1, 0, 20, len(value), 1, *entries)
 
 
-def test_a_request_about_one_key_is_told_in_plain_arguments() -> None:
+def test_a_request_for_one_key_has_plain_arguments() -> None:
     request = PostgresOperations("login", (WINDOW,), "app").decide(Request("hit", "ada", 3, None, 17))[0]
     key, *rest = one(request, b"f")
     assert key == b"3:app5:login" + b"%d:" % len(WINDOW.identity) + WINDOW.identity.encode() + b"tada"
@@ -64,7 +64,7 @@ def test_a_request_about_one_key_is_told_in_plain_arguments() -> None:
     ]
 
 
-def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_order() -> None:
+def test_several_requests_list_each_key_once_with_written_keys_first() -> None:
     operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     look = operations.decide(Request("peek", "ada"))[0]
     other = operations.decide(Request("peek", "bob"))[0]
@@ -81,7 +81,7 @@ def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_or
     ]
 
 
-def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None:
+def test_a_refund_contains_the_receipt_and_a_reset_only_keys() -> None:
     operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     refund = operations.refund(((b"k1", (7, 8, 2)), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2))), 1, 50)[0]
     assert refund is not None
@@ -96,7 +96,7 @@ def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None
     assert (locks, bigints(program)) == (b"2", [4, -1, 0, 2, 2, 1])
 
 
-def test_what_was_not_charged_is_not_given_back() -> None:
+def test_uncharged_rules_are_not_refunded() -> None:
     operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     receipts = ((b"k1", ()), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2)))
     refund = operations.refund(receipts, (3, 1), 50)[0]
@@ -126,17 +126,17 @@ def test_each_rule_has_its_cost() -> None:
     assert operations.decide(Request("hit", "ada", (0, 0)))[0].operation == PEEK
 
 
-def test_a_hold_that_replaces_another_carries_its_receipts() -> None:
+def test_a_replacing_hold_contains_the_old_receipts() -> None:
     operations = PostgresOperations("x", (WINDOW, BUCKET, fixed_window("9/day")), "app")
     receipts = ((b"", (7, 8, 2)), (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 5, 2)), (b"", ()))
     move = operations.decide(Request("hold", "ada", (1, 1, 0), None, 5, None, receipts))[0]
     *_, window, bucket, fixed = (bigints(array(part)) for part in move.receipts)
     assert window == [7, 8, 0, 0, 0, 0, 0, 0, 2]
     assert bucket == [1, 2, 3, 4, 5, 1, 1_000_000, 5, 2]
-    assert fixed == [-1, 0, 0, 0, 0, 0, 0, 0, 0]  # which no state has given
+    assert fixed == [-1, 0, 0, 0, 0, 0, 0, 0, 0]  # no state has this receipt
     other = (receipts[0], (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 6, 2)), receipts[2])
     move = operations.decide(Request("hold", "ada", (0, 0, 0), None, 5, None, other))[0]
-    assert bigints(array(move.receipts[1])) == fixed  # of another shape, which stays where it is
+    assert bigints(array(move.receipts[1])) == fixed  # a different shape is not moved
     assert (move.operation, move.is_single) == (MOVE, False)
 
 
@@ -144,7 +144,7 @@ def array(numbers: bytes) -> bytes:
     return struct.pack(">iiiii", 1, 0, 20, len(numbers) // 12, 1) + numbers
 
 
-def test_quotas_of_a_call_are_those_that_are_sent() -> None:
+def test_quotas_of_the_call_are_sent() -> None:
     operations = PostgresOperations("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}), BUCKET), "app")
     call = operations.decide(Request("hit", "a", (15, 1), "pro", 5, (None, Quota(30, 60_000_000, 7))))[0]
     assert [bigints(array(shape)) for shape in call.shapes.packed] == [
@@ -168,7 +168,7 @@ def test_places_are_sent_with_their_lease() -> None:
 DAY = 24 * 3600 * 1_000_000
 
 
-def test_of_a_calendar_the_windows_around_now_are_sent() -> None:
+def test_a_calendar_sends_the_windows_around_now() -> None:
     operations = PostgresOperations("x", (calendar("9/day"),), "app")
 
     def edges(now: int) -> list[int]:
@@ -181,7 +181,7 @@ def test_of_a_calendar_the_windows_around_now_are_sent() -> None:
     assert edges(6 * DAY) == [5, 6, 7]
 
 
-def test_what_is_asked_at_another_time_of_the_server_is_asked_again_around_it() -> None:
+def test_a_calendar_request_is_repeated_with_windows_around_the_server_time() -> None:
     operations = PostgresOperations("x", (WINDOW, calendar("9/day")), "app")
     call = operations.decide(Request("hit", "a"))[0]
     assert call.repeated((-1, 10, 0, 99, 1, 7, 0, 0, 0, -1, 9, 0, 99, 1, 7, 0, 0, 0)) is None
@@ -197,7 +197,7 @@ def test_what_is_asked_at_another_time_of_the_server_is_asked_again_around_it() 
     assert following.shapes.packed == again.shapes.packed
 
 
-def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
+def test_a_reply_is_split_by_request() -> None:
     operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     requests = [
         operations.decide(Request("hit", "a"))[0],
@@ -209,7 +209,7 @@ def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
     assert numbers(None) == ()
 
 
-def test_replies_become_decisions() -> None:
+def test_replies_are_decoded_into_decisions() -> None:
     operations = PostgresOperations("x", (WINDOW,), "app")
     request = operations.decide(Request("hit", "ada", 2))[0]
     admitted = request.plan.decision(request, (-1, 10, 0, 99, request.birth, 7, 0, 0, 0))
@@ -227,7 +227,7 @@ def test_replies_become_decisions() -> None:
         request.plan.decision(request, (-4, 0, 0, 0, 0, 0, 0, 0, 0))
 
 
-def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() -> None:
+def test_a_refusal_shows_what_remains_in_each_rule() -> None:
     operations = PostgresOperations("x", (WINDOW, BUCKET), "app")
     request = operations.decide(Request("hit", "ada", 2))[0]
     reply = (-1, 9, 33, 77, 5, 6, 0, 0, 0, 12, 1, 44, 0, 0, 0, 0, 0, 0)
@@ -245,7 +245,7 @@ def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() 
     )
 
 
-def test_units_that_cannot_be_recorded_are_told() -> None:
+def test_recording_too_many_units_raises() -> None:
     request = PostgresOperations("x", (WINDOW,), "app").decide(Request("record", "ada", 7))[0]
     request.plan.check_recorded(request, (-1, 0, 0, 0, 0, 0, 0, 0, 0))
     with pytest.raises(CostTooHigh) as caught:
@@ -269,7 +269,7 @@ def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
 @pytest.mark.parametrize(
     ("key", "cost"), [("a", -1), ("a", 1.0), ("a", True), (None, 1), (3, 1), ({"user": "a"}, 1)]
 )
-def test_what_fits_no_rule_is_refused(key: object, cost: object) -> None:
+def test_invalid_keys_and_costs_are_refused(key: object, cost: object) -> None:
     operations = PostgresOperations("x", (WINDOW,), "app")
     with pytest.raises(ConfigError):
         operations.decide(Request("hit", key, cost))  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def test_what_fits_no_rule_is_refused(key: object, cost: object) -> None:
         operations.decide(Request("record", key, cost))  # type: ignore[arg-type]
 
 
-def test_a_cost_above_the_limit_is_refused_and_one_of_0_only_looked_at() -> None:
+def test_a_cost_above_the_limit_is_refused_and_a_cost_of_0_only_reads() -> None:
     operations = PostgresOperations("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}),), "app")
     with pytest.raises(CostTooHigh):
         operations.decide(Request("hit", "a", 11))
@@ -286,14 +286,14 @@ def test_a_cost_above_the_limit_is_refused_and_one_of_0_only_looked_at() -> None
     assert operations.decide(Request("record", "a", 0))[0].operation == PEEK
 
 
-def test_time_goes_with_the_request_if_the_store_has_a_clock() -> None:
+def test_the_request_contains_the_time_if_the_store_has_a_clock() -> None:
     clock = FakeClock(5)
     operations = PostgresOperations("x", (WINDOW,), "app", clock)
     assert operations.decide(Request("hit", "a"))[0].at == 5_000_000
     assert operations.decide(Request("hit", "a", 1, None, 7))[0].at == 7
 
 
-def test_new_states_are_known_by_their_birth() -> None:
+def test_new_states_are_recognised_by_their_birth() -> None:
     operations = PostgresOperations("x", (WINDOW, fixed_window("5/day")), "app")
 
     def new(request: StateCall, births: tuple[int, int]) -> int:

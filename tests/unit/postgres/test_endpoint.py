@@ -33,7 +33,7 @@ REFUSED = 'connection to server at "db.example.org", port 6432 failed: FATAL:  {
         'server login has been failing, cached error: password authentication failed for user "ann" (server_login_retry)',
     ],
 )
-def test_a_pooler_that_refuses_is_misconfigured(text: str) -> None:
+def test_a_refusal_by_the_pooler_is_a_misconfiguration(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(REFUSED.format(text)))) is StoreMisconfigured
 
 
@@ -51,7 +51,7 @@ def test_a_pooler_that_refuses_is_misconfigured(text: str) -> None:
         'authentication method requirement "scram-sha-256" failed: server did not complete authentication',
     ],
 )
-def test_a_setting_of_the_url_that_is_refused_is_a_misconfiguration(text: str) -> None:
+def test_a_refused_url_setting_is_a_misconfiguration(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
 
 
@@ -67,7 +67,7 @@ def test_a_setting_of_the_url_that_is_refused_is_a_misconfiguration(text: str) -
         REFUSED.format("connection requires a valid client certificate"),
     ],
 )
-def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str) -> None:
+def test_tls_negotiation_errors_are_misconfigurations(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
 
 
@@ -79,11 +79,11 @@ def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str) -> None:
         REFUSED.format('too many connections for role "svc_certificate_api"'),
     ],
 )
-def test_names_say_nothing_about_why_it_fails(text: str) -> None:
+def test_names_in_an_error_do_not_change_its_type(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreUnavailable
 
 
-def test_the_console_of_a_pooler_is_no_database() -> None:
+def test_connecting_to_the_pooler_console_is_a_misconfiguration() -> None:
     error = OperationalError("extended query protocol not supported by admin console")
     assert type(ENDPOINT.error(error)) is StoreMisconfigured
 

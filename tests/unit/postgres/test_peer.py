@@ -1,4 +1,4 @@
-"""Connections that the database ended, without a database."""
+"""Tests of connections closed by the database, without a database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeResult:
 
 
 class EndingConnection:
-    """Has some results, and is then found to be closed."""
+    """A connection that returns some results and is then closed."""
 
     def __init__(self, socket: int, results: list[FakeResult]) -> None:
         self.socket = socket
@@ -55,7 +55,7 @@ class EndingConnection:
         return self._results.pop(0)
 
 
-def test_a_library_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_old_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def has_pipeline(check: bool = False) -> bool:
         raise NotSupportedError("the client libpq version (imported from system libraries) is 13.9")
 
@@ -81,7 +81,7 @@ def a_file() -> Iterator[int]:
     [([ENDED], True), ([COUNTED, ENDED], False), ([COUNTED], False), ([], False)],
     ids=["ended", "ended after its result", "result only", "nothing"],
 )
-def test_only_an_end_instead_of_a_result_says_that_nothing_was_done(
+def test_only_termination_before_any_result_means_nothing_was_executed(
     a_file: int, results: list[FakeResult], is_undone: bool
 ) -> None:
     wire = PostgresWire(EndingConnection(a_file, list(results)), prepare=False)
@@ -91,8 +91,8 @@ def test_only_an_end_instead_of_a_result_says_that_nothing_was_done(
     assert isinstance(raised.value, Terminated) is is_undone
 
 
-def test_a_server_that_hangs_up_is_quoted(a_file: int) -> None:
-    """As a pooler does that can no longer log in at its database."""
+def test_the_last_error_of_a_closing_server_is_quoted(a_file: int) -> None:
+    """For example a pooler that can no longer log in to its database."""
     ended = FakeResult(ExecStatus.FATAL_ERROR, b"08P01", "server login failed: wrong password type")
     wire = PostgresWire(EndingConnection(a_file, [ended]), prepare=False)
     assert wire.receive() is PENDING
@@ -104,15 +104,15 @@ ALL = FakeResult(ExecStatus.PIPELINE_SYNC)
 DONE = FakeResult(ExecStatus.COMMAND_OK)
 
 
-def test_what_has_come_before_the_end_is_read(a_file: int) -> None:
-    """As when two replies and the end were there at once."""
+def test_replies_before_the_disconnect_are_read(a_file: int) -> None:
+    """For example if two replies and the disconnect arrive together."""
     wire = PostgresWire(EndingConnection(a_file, [DONE, ALL, DONE, ALL, ENDED]), prepare=False)
     assert [wire.receive() for _ in range(3)] == [None, None, PENDING]
     with pytest.raises(Terminated):
         wire.receive()
 
 
-async def test_a_message_with_which_the_rest_of_another_is_sent_leaves_nothing_to_wait_for(
+async def test_no_writer_remains_after_everything_was_sent(
     a_file: int,
 ) -> None:
     wire = Mock(fileno=a_file, is_unsent=False)
@@ -121,11 +121,11 @@ async def test_a_message_with_which_the_rest_of_another_is_sent_leaves_nothing_t
         wire.send = lambda message, left=is_unsent: setattr(wire, "is_unsent", left)
         asynchronous.send((ONE, []))
     loop = asyncio.get_running_loop()
-    assert not loop.remove_writer(a_file), "a file that can be written to would be news for ever"
+    assert not loop.remove_writer(a_file), "the event loop would call the writer without end"
     asynchronous.close()
 
 
-def test_a_step_of_connecting_has_some_time_however_late_this_process_comes_to_it(
+def test_a_connecting_step_has_a_minimum_time_if_the_process_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = []

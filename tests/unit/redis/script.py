@@ -139,7 +139,7 @@ def _own(body: bytes, size: int) -> tuple[list[int], list[Receipt]]:
 
 
 def pack_verdict(algorithm: Algorithm, verdict: Verdict) -> bytes:
-    """Return a verdict as the script replies it; times of a bucket are counted in ticks from a little before now."""
+    """Return a verdict in the format of the script; times of a bucket are counted in ticks from a little before now."""
     tick = algorithm.tick if isinstance(algorithm, TokenBucket) else 1
     times = (verdict.retry_after_us, verdict.reset_after_us)
     lag = next((time % tick for time in times if time), 0) - (tick if tick > 1 else 0)

@@ -89,7 +89,7 @@ def operations(server: FakeServer) -> list[tuple[Operation, int]]:
     return [(Operation(request.body[0]), len(request.keys)) for request in server.requests]
 
 
-def test_slots_differ_or_these_tests_test_nothing() -> None:
+def test_test_keys_are_in_different_slots() -> None:
     server = FakeServer()
     decide(cluster(), "hit", WHO, 1, server)
     assert len({slot_of(request) for request in server.requests}) == 4
@@ -146,7 +146,7 @@ def test_token_buckets_are_charged_last() -> None:
     assert server.requests[-1].keys == (BUCKET_KEY,)
 
 
-def test_a_refusal_gives_everything_back() -> None:
+def test_a_refusal_returns_all_charges() -> None:
     server = FakeServer()
     for _ in range(3):
         assert decide(cluster(), "hit", WHO, 1, server)[0]
@@ -156,7 +156,7 @@ def test_a_refusal_gives_everything_back() -> None:
     assert server.states == before
 
 
-def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
+def test_charges_are_returned_if_another_slot_fails() -> None:
     server = FakeServer()
     server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
     with pytest.raises(StoreUnavailable):
@@ -164,7 +164,7 @@ def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
     assert server.states == {}
 
 
-def test_what_cannot_be_given_back_stays_counted() -> None:
+def test_charges_that_cannot_be_returned_stay_counted() -> None:
     class DyingServer(FakeServer):
         """Fails for the bucket, and then also for the slot that was charged first."""
 
@@ -179,19 +179,19 @@ def test_what_cannot_be_given_back_stays_counted() -> None:
     assert set(server.states) == set(server.requests[0].keys)
 
 
-def test_recording_beyond_what_can_be_counted_is_refused() -> None:
+def test_recording_more_than_the_maximum_count_is_refused() -> None:
     server = FakeServer()
     with pytest.raises(CostTooHigh, match="team"):
         decide(cluster(), "record", WHO, MAX_UNITS, server)
 
 
-def test_recording_nothing_asks_nothing() -> None:
+def test_recording_nothing_sends_no_request() -> None:
     server = FakeServer()
     decide(cluster(), "record", WHO, 0, server)
     assert server.requests == []
 
 
-def test_a_clock_of_the_stores_decides_if_no_time_is_given() -> None:
+def test_the_clock_of_the_store_is_used_if_no_time_is_given() -> None:
     clock, server = FakeClock(), FakeServer(now=0)
     these = cluster(sliding_log("1/minute"), clock=clock)
     assert decide(these, "hit", "alice", 1, server)[0]
@@ -214,7 +214,7 @@ def left(these: ClusterOperations, key: Any, server: FakeServer) -> list[int]:
     return [result.remaining for result in decide(these, "peek", key, 0, server)[0].results]
 
 
-def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusal() -> None:
+def test_costs_per_rule_are_charged_by_slot_and_returned_on_refusal() -> None:
     server, these = FakeServer(), cluster(*PLACES)
     _, receipts = decide(these, "hold", MEMBER, (1, 80, 3), server)
     assert left(these, MEMBER, server) == [1, 20, 47]
@@ -226,7 +226,7 @@ def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusa
     assert left(these, MEMBER, server) == [2, 70, 47]
 
 
-def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
+def test_rules_with_cost_0_are_not_charged_in_their_slots() -> None:
     server, these = FakeServer(), cluster(*PLACES)
     decision, receipts = decide(these, "hold", MEMBER, (0, 7, 0), server)
     assert decision.allowed
@@ -241,13 +241,13 @@ def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
     assert left(these, MEMBER, server) == [2, 100, 46]
 
 
-def test_nothing_to_give_back_asks_nothing() -> None:
+def test_returning_nothing_sends_no_request() -> None:
     server = FakeServer()
     run(cluster(*PLACES).refund(((None, ()), (b"key", (1,) * 9), (None, ())), (1, 0, 1), None), server)
     assert server.requests == []
 
 
-def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
+def test_places_in_a_separate_slot_can_be_renewed() -> None:
     server, these = FakeServer(), cluster(*PLACES)
     _, receipts = decide(these, "hold", MEMBER, 1, server)
     assert receipts is not None
@@ -261,7 +261,7 @@ def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
     assert left(these, MEMBER, server)[0] == 2
 
 
-def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
+def test_a_hold_in_several_slots_cannot_be_moved_atomically() -> None:
     server, these = FakeServer(), cluster(*PLACES)
     _, receipts = decide(these, "hold", MEMBER, 1, server)
     before = dict(server.states)
@@ -270,7 +270,7 @@ def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
     assert server.states == before
 
 
-def test_a_limiter_in_one_slot_moves_all_of_a_hold() -> None:
+def test_a_hold_in_one_slot_is_moved_atomically() -> None:
     server, these = FakeServer(), cluster(*PLACES, tag="limiter")
     _, receipts = decide(these, "hold", MEMBER, 1, server)
     server.requests.clear()
@@ -292,8 +292,10 @@ steps = st.lists(
 
 
 @given(steps)
-def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, str, int]]) -> None:
-    """To the microsecond. A bucket that is refunded at once, with nothing in between, is as it was."""
+def test_without_concurrency_several_slots_answer_like_one_store(
+    trace: list[tuple[str, int, str, int]],
+) -> None:
+    """Exact to the microsecond. A bucket refunded at once, with no call in between, is unchanged."""
     clock = FakeClock()
     server = FakeServer()
     memory = Limiter(*RULES, name="limiter", store=MemoryStore(clock=clock))

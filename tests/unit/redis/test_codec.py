@@ -53,7 +53,7 @@ def plan_of(*rules: Rule, tier: str | None = None) -> RedisPlan:
 # --- Requests --------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_says_what_to_do_when_how_much_and_by_which_rules() -> None:
+def test_a_request_encodes_operation_time_cost_and_rules() -> None:
     keys = (b"a", b"b", b"c")
     request = plan_of(*RULES).decide(Operation.HOLD, keys, 3, 1_700_000_000_000_001)
     assert request.keys == keys
@@ -69,7 +69,7 @@ def test_a_request_says_what_to_do_when_how_much_and_by_which_rules() -> None:
     assert len(request.body) == 27 + 3 * 33
 
 
-def test_without_a_time_the_servers_clock_decides() -> None:
+def test_without_a_time_the_server_clock_is_used() -> None:
     request = plan_of(RULES[0]).decide(Operation.HIT, ALICE, 1, None)
     assert struct.unpack_from("<BHddd", request.body)[2] < 0
     at_the_epoch = plan_of(RULES[0]).decide(Operation.HIT, ALICE, 1, 0)
@@ -77,13 +77,13 @@ def test_without_a_time_the_servers_clock_decides() -> None:
 
 
 @given(st.integers(0, MAX_UNITS), st.integers(0, MAX_UNITS))
-def test_numbers_travel_exactly(cost: int, now: int) -> None:
+def test_numbers_are_encoded_exactly(cost: int, now: int) -> None:
     body = plan_of(RULES[0]).decide(Operation.RECORD, ALICE, cost, now).body
     _, _, sent_now, sent_cost, _ = struct.unpack_from("<BHddd", body)
     assert (int(sent_now), int(sent_cost)) == (now, cost)
 
 
-def test_every_request_has_a_birth_of_its_own() -> None:
+def test_every_request_has_a_unique_birth() -> None:
     plan = plan_of(RULES[0])
     bodies = {plan.decide(Operation.HIT, ALICE, 1, 0).body for _ in range(100)}
     assert len(bodies) == 100
@@ -103,7 +103,7 @@ def test_tiers_have_their_own_shapes() -> None:
     assert limit("pro", Quota(70, 60_000_000)) == 70
 
 
-def test_costs_are_checked_before_anything_is_sent() -> None:
+def test_invalid_costs_are_refused_before_sending() -> None:
     by_tier = plans((fixed_window("5/minute"), fixed_window("0/hour")))
     assert by_tier.for_request(Request("hit", "alice", 5)) is by_tier.own
     with pytest.raises(CostTooHigh):
@@ -118,7 +118,7 @@ def own_of(body: bytes, place: int) -> tuple[float, ...]:
     return (cost, *struct.unpack_from(f"<{size}d", body, place + 9))
 
 
-def test_costs_of_their_own_follow_the_shapes_with_what_they_replace() -> None:
+def test_costs_per_rule_and_replaced_receipts_follow_the_shapes() -> None:
     old = ((b"a", (11, 12, 13)), (b"b", ()), (b"c", tuple(range(31, 40))))
     body = plan_of(*RULES).decide(Operation.HOLD, (b"a", b"b", b"c"), (1, 0, 800), 5, old).body
     assert struct.unpack_from("<BHddd", body)[3] < 0
@@ -127,7 +127,7 @@ def test_costs_of_their_own_follow_the_shapes_with_what_they_replace() -> None:
     assert len(body) == places[2] + 9 + 72
 
 
-def test_costs_that_are_all_the_same_are_one_number() -> None:
+def test_equal_costs_are_encoded_as_one_number() -> None:
     body = plan_of(*RULES).decide(Operation.HIT, (b"a", b"b", b"c"), (4, 4, 4), 5).body
     assert (struct.unpack_from("<BHddd", body)[3], len(body)) == (4, 27 + 3 * 33)
 
@@ -141,9 +141,7 @@ def windows(call: ScriptCall) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize(("hours", "first"), [(0, -1), (11.99, -1), (12, 0), (23.99, 0)])
-def test_a_calendar_sends_the_window_of_the_time_and_the_nearer_of_its_neighbours(
-    hours: float, first: int
-) -> None:
+def test_a_calendar_sends_the_current_window_and_its_nearest_neighbour(hours: float, first: int) -> None:
     today = 19_000 * DAY
     now = today + round(hours * 3_600_000_000)
     call = plan_of(calendar("5/day")).decide(Operation.HIT, ALICE, 1, now)
@@ -151,7 +149,7 @@ def test_a_calendar_sends_the_window_of_the_time_and_the_nearer_of_its_neighbour
     assert call.body_at is None
 
 
-def test_without_a_time_the_windows_are_those_of_this_machine_until_the_server_says_another_time() -> None:
+def test_without_a_time_local_windows_are_used_until_the_server_corrects_them() -> None:
     clock = FakeClock(19_000.25 * DAY / 1_000_000)
     plan = plans((calendar("5/day"), concurrent(3, lease="60s")), ServerTime(clock)).own
     call = plan.decide(Operation.HOLD, (b"a", b"b"), (1, 0), None)
@@ -163,25 +161,25 @@ def test_without_a_time_the_windows_are_those_of_this_machine_until_the_server_s
     assert again is not None
     assert windows(again) == (20_000 * DAY, 20_001 * DAY, 20_002 * DAY)
     assert (again.keys, again.body[:27], again.body[60:]) == (call.keys, call.body[:27], call.body[60:])
-    assert again.after(ValueError(f"EDGES {server_now}")) is None  # it is asked again once
+    assert again.after(ValueError(f"EDGES {server_now}")) is None  # it is repeated once
 
     clock.advance_us(DAY)
     assert windows(plan.decide(Operation.HOLD, (b"a", b"b"), 1, None))[0] == 20_001 * DAY
 
 
-def test_a_request_without_calendars_has_no_windows_to_ask_again_with() -> None:
+def test_a_request_without_calendars_is_not_repeated_with_new_windows() -> None:
     call = plan_of(*RULES, concurrent(3, lease="60s")).decide(
         Operation.HIT, (b"a", b"b", b"c", b"d"), 1, None
     )
     assert call.after(ValueError("EDGES 1")) is None
 
 
-def test_a_reset_names_keys_only() -> None:
+def test_a_reset_contains_only_keys() -> None:
     request = reset((b"a", b"b", b"c"))
     assert struct.unpack("<BHddd", request.body)[:2] == (6, 3)
 
 
-def test_a_refund_carries_the_receipts() -> None:
+def test_a_refund_contains_the_receipts() -> None:
     receipts = ((b"a", (11, 12, 13)), (b"b", (21, 22, 23)), (b"c", (31, 32, 33, 34, 35, 36, 37, 38, 39)))
     request = plan_of(*RULES).refund(receipts, (2, 3, 4), None)
     assert request.keys == (b"a", b"b", b"c")
@@ -190,7 +188,7 @@ def test_a_refund_carries_the_receipts() -> None:
     assert own == [(2, 11, 12, 13), (3, 21, 22, 23), (4, *range(31, 40))]
 
 
-def test_several_requests_travel_in_one_command() -> None:
+def test_several_requests_are_sent_in_one_command() -> None:
     requests = [ScriptCall((b"a", b"b"), b"one"), ScriptCall((b"c",), b"\r\n")]
     assert script_command(BY_SHA, requests) == (
         b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n$1\r\n3\r\n"
@@ -237,7 +235,7 @@ def test_times_beyond_the_exact_range_of_doubles_are_exact() -> None:
     assert decision.retry_after_us == (2**53 - 1) * 1000 - 1
 
 
-def test_a_fresh_bucket_is_reset_now_whatever_the_lag() -> None:
+def test_a_fresh_bucket_has_a_reset_time_of_0() -> None:
     assert plan_of(token_bucket("1/day")).answer(packed(1, 1, None, 0, -999))[0].reset_after_us == 0
 
 
@@ -246,7 +244,7 @@ def test_a_rule_that_admits_nothing_has_no_times() -> None:
     assert (decision.retry_after_us, decision.reset_after_us, decision.limit) == (None, None, 0)
 
 
-def test_several_rules_reply_one_after_the_other() -> None:
+def test_replies_of_several_rules_are_in_rule_order() -> None:
     reply = packed(1, 4, None, 10, 0) + packed(0, 0, 20, 30, 0) + packed(1, 7, None, 0, -5)
     plan = plan_of(*RULES)
     assert plan.verdicts(reply) == (
@@ -259,11 +257,11 @@ def test_several_rules_reply_one_after_the_other() -> None:
     assert decision.verdicts == plan.verdicts(reply)
 
 
-def test_a_hold_that_takes_nothing_has_no_receipts() -> None:
+def test_a_hold_that_charges_nothing_has_no_receipts() -> None:
     assert plan_of(RULES[0]).receipts(ALICE, packed(0, 0, 1, 2, 0), 3) is None
 
 
-def test_an_admitted_hold_has_receipts_as_the_pure_functions_write_them() -> None:
+def test_receipts_of_a_hold_match_those_of_the_pure_functions() -> None:
     reply = packed(1, 2, None, 10, 0) * 3 + struct.pack("<9q", 11, 12, 21, 22, 31, 32, 33, 34, 35)
     receipts = plan_of(*RULES).receipts((b"a", b"b", b"c"), reply, 3)
     assert receipts == (
@@ -283,7 +281,7 @@ def test_a_rule_that_was_not_charged_has_an_empty_receipt() -> None:
     )
 
 
-def test_what_could_not_be_recorded_is_said_in_units() -> None:
+def test_a_failed_record_reports_the_capacity_in_units() -> None:
     plan = plan_of(*RULES)
     plan.recorded(5, 0)
     with pytest.raises(CostTooHigh) as window:
@@ -317,14 +315,14 @@ def test_each_rule_has_a_separate_key() -> None:
     assert keys_of("limiter", RULES[:1])("alice") == keys[:1]
 
 
-def test_keys_that_do_not_fit_are_refused() -> None:
+def test_invalid_keys_are_refused() -> None:
     for keys in (keys_of("limiter", RULES), keys_of("limiter", RULES[:1])):
         with pytest.raises(ConfigError):
             keys(None)
 
 
 @given(st.text(), st.text(), st.text(), st.text())
-def test_no_two_keys_are_alike(one: str, other: str, limiter: str, another: str) -> None:
+def test_storage_keys_are_unique(one: str, other: str, limiter: str, another: str) -> None:
     rules = (sliding_log("5/minute"),)
     tags: tuple[Tag | None, ...] = (None, "key", "limiter")
     for tag in tags:

@@ -1,4 +1,4 @@
-"""Where a server is, and what its failures mean; without one."""
+"""Addresses of servers and translation of their errors, without a server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_tls_is_used_for_tls_urls() -> None:
         "redis://:pass-part@example.org/?health_check_interval=pass-part",
     ],
 )
-def test_a_url_that_cannot_be_read_is_not_quoted(url: str) -> None:
+def test_an_invalid_url_is_not_quoted_in_the_error(url: str) -> None:
     with pytest.raises(ConfigError) as error:
         RedisStore(url)
     shown = "".join(traceback.format_exception(error.value, limit=0))
@@ -68,7 +68,7 @@ def test_a_url_that_cannot_be_read_is_not_quoted(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "redis:/example.org", "example.org", ""])
-def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
+def test_urls_with_an_unknown_scheme_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="scheme"):
         RedisStore(url)
 
@@ -79,7 +79,7 @@ def test_stores_are_opened_by_url() -> None:
         assert isinstance(open_async_store(url), RedisStore)
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'redis'", name="redis")
 
@@ -88,7 +88,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         open_store("redis://localhost")
 
 
-def test_a_broken_installation_is_not_taken_for_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_installation_is_not_reported_as_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'headgate.stores.redis'", name="headgate.stores.redis")
 
@@ -97,7 +97,7 @@ def test_a_broken_installation_is_not_taken_for_a_missing_package(monkeypatch: p
         open_store("redis://localhost")
 
 
-# --- Clients of the user's -------------------------------------------------------------------------------------------
+# --- Clients of the user ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_broken_installation_is_not_taken_for_a_missing_package(monkeypatch: p
         redis.asyncio.Redis(host="example.org", port=7000, db=3, password="secret", decode_responses=True),
     ],
 )
-def test_a_client_lends_its_address_and_login_but_not_its_habits(client: Any) -> None:
+def test_address_and_login_but_not_settings_are_taken_from_a_client(client: Any) -> None:
     endpoint = RedisEndpoint.of(client)
     assert endpoint.name == "redis://example.org:7000/3"
     recipe = endpoint.for_threads or endpoint.for_tasks
@@ -119,12 +119,12 @@ def test_a_client_lends_its_address_and_login_but_not_its_habits(client: Any) ->
     assert connection.health_check_interval == 0
 
 
-def test_a_connection_gives_up_in_time() -> None:
+def test_the_store_deadline_replaces_the_socket_timeout_of_the_client() -> None:
     connection: Any = RedisEndpoint.of(redis.Redis(socket_timeout=60)).connection(0.5)
     assert connection.socket_timeout == connection.socket_connect_timeout == 0.5
 
 
-def test_a_client_by_sentinel_still_asks_the_sentinel() -> None:
+def test_a_sentinel_client_still_asks_the_sentinel() -> None:
     client = Sentinel([("localhost", 26379)]).master_for("primary")
     endpoint = RedisEndpoint.of(client)
     assert endpoint.name == "redis://primary/0"
@@ -132,7 +132,7 @@ def test_a_client_by_sentinel_still_asks_the_sentinel() -> None:
     assert connection.connection_pool.service_name == "primary"
 
 
-def test_a_node_of_a_cluster_has_the_login_of_the_first() -> None:
+def test_cluster_nodes_use_the_login_of_the_first_node() -> None:
     node = RedisEndpoint.of("redis://user:secret@example.org:7000").at("other.example.org", 7001)
     connection: Any = node.connection(1)
     assert (connection.host, connection.port, connection.password) == ("other.example.org", 7001, "secret")
@@ -188,31 +188,31 @@ def test_failures_are_translated(cause: Exception, kind: type[Exception], text: 
         ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol.", StoreUnavailable),
     ],
 )
-def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str, kind: type[Exception]) -> None:
+def test_connection_errors_are_misconfigurations_or_outages(text: str, kind: type[Exception]) -> None:
     assert type(ENDPOINT.error(redis.ConnectionError(text))) is kind
 
 
-def test_credentials_are_removed_and_their_source_is_not_shown() -> None:
+def test_credentials_are_removed_from_errors() -> None:
     cause = ResponseError("NOPERM User user cannot use secret, and neither can username")
     assert str(ENDPOINT.error(cause)).endswith("NOPERM User *** cannot use ***, and neither can username")
     assert ENDPOINT.presentable(cause) is None
 
 
-def test_a_server_that_may_not_write_is_recognised() -> None:
+def test_a_read_only_server_is_recognised() -> None:
     assert is_read_only(ResponseError("READONLY You can't write against a read only replica."))
     assert not is_read_only(ResponseError("OOM"))
     assert not is_read_only([1, 2, 3])
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), 1e9])
-def test_deadlines_are_checked(deadline: float) -> None:
+def test_invalid_deadlines_are_refused(deadline: float) -> None:
     with pytest.raises(ConfigError, match="deadline"):
         RedisStore("redis://localhost", deadline=deadline)
     with pytest.raises(ConfigError, match="deadline"):
         RedisStore("redis://localhost").bind("x", (), deadline=deadline)
 
 
-def test_guarantees_say_what_is_kept() -> None:
+def test_guarantees_depend_on_cluster_and_hash_tag() -> None:
     alone = RedisStore("redis://localhost").guarantees
     assert alone.exact
     assert alone.shared

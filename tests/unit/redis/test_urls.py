@@ -18,13 +18,13 @@ def connection_of(url: str) -> Any:
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
 @pytest.mark.parametrize("rest", ["+sentinel://h/primary", "+cluster://h"])
-def test_every_scheme_has_them(scheme: str, rest: str) -> None:
+def test_every_scheme_supports_sentinel_and_cluster_urls(scheme: str, rest: str) -> None:
     for store in (open_store(scheme + rest), open_async_store(scheme + rest)):
         assert isinstance(store, RedisStore)
         assert repr(store).startswith(f"<RedisStore {scheme}+")
 
 
-def test_a_sentinels_url_has_all_that_a_connection_needs() -> None:
+def test_a_sentinel_url_has_all_connection_settings() -> None:
     url = "redis+sentinel://ann:s%40cret@h:1,[::1],g/pri%20mary/3?client_name=me&sentinel_password=xyz"
     connection = connection_of(url)
     assert isinstance(connection, PrimaryConnection)
@@ -36,14 +36,14 @@ def test_a_sentinels_url_has_all_that_a_connection_needs() -> None:
     assert RedisStore(url).endpoint.name == "redis+sentinel://h:1,[::1]:26379,g:26379/pri mary/3"
 
 
-def test_tls_is_for_sentinels_too() -> None:
+def test_tls_is_used_for_sentinels_too() -> None:
     connection = connection_of("rediss+sentinel://h/primary?ssl_ca_certs=/ca.pem")
     assert isinstance(connection, TLSPrimaryConnection)
     assert connection._sentinels._is_tls
     assert connection._sentinels._settings == {"ssl_ca_certs": "/ca.pem"}
 
 
-def test_a_clusters_url_has_all_that_a_store_needs() -> None:
+def test_a_cluster_url_has_all_store_settings() -> None:
     store = RedisStore("redis+cluster://ann:secret@h:7000,g?hash_tag=limiter")
     assert store.guarantees.all_or_nothing
     assert store.endpoint.others == (("g", 6379),)
@@ -69,7 +69,7 @@ def test_a_clusters_url_has_all_that_a_store_needs() -> None:
         ("redis+proxy://ann:secret@h", "not a scheme"),
     ],
 )
-def test_a_mistake_is_said_without_credentials(url: str, hint: str) -> None:
+def test_url_errors_contain_no_credentials(url: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint) as raised:
         RedisStore(url)
     assert "secret" not in str(raised.value)

@@ -30,7 +30,7 @@ class RecordingReceiver:
         self.wire.close()
 
 
-async def test_replies_come_in_the_order_of_the_messages_and_no_more_of_them() -> None:
+async def test_replies_match_messages_in_order_and_extra_replies_are_errors() -> None:
     receiver = RecordingReceiver()
     for replies in (1, 2, 1):
         receiver.wire.send(RedisMessage(b"", replies))
@@ -51,7 +51,7 @@ async def test_replies_come_in_the_order_of_the_messages_and_no_more_of_them() -
     ],
     ids=["reply", "invalid", "end", "reset"],
 )
-async def test_an_idle_connection_is_lost_when_anything_happens_on_it(
+async def test_any_event_on_an_idle_connection_closes_it(
     happens: Callable[[AsyncRedisWire], object],
 ) -> None:
     receiver = RecordingReceiver()
@@ -69,7 +69,7 @@ async def test_a_closed_connection_reports_nothing() -> None:
     assert (receiver.replies, receiver.cause) == ([], None)
 
 
-async def test_a_connection_that_ended_while_it_was_opened_is_over() -> None:
+async def test_a_connection_that_ended_during_opening_is_over() -> None:
     stream = asyncio.StreamReader()
     stream.feed_eof()
     assert AsyncRedisWire(stream, Mock(), RecordingReceiver()).is_over()

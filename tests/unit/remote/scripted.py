@@ -1,4 +1,4 @@
-"""A server that answers when it is told to, for the engine of stores over a network."""
+"""A fake server with scripted replies, for tests of the engine of remote stores."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PATIENCE = 60.0
 
 
 class ScriptedTime:
-    """The time that an engine sees in place of the module `time`: it passes only when a test says so.
+    """A fake clock that replaces the module `time` in an engine; it moves only when a test advances it.
 
-    However long this machine is busy, nothing is late then. Engines wait for as long as they think it takes, and look again.
+    A busy machine therefore causes no timeouts. Engines wait for the time that they computed, and check again.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class ScriptedTime:
 
 
 class ScriptedPeer:
-    """Answers each request with itself, as soon as it is let.
+    """Answers each request with the request itself, while it is open.
 
     Attributes:
-        batches: What was sent, in order.
+        batches: The batches sent, in order.
         wires: The connections that were made, in order.
-        answer: Makes the reply to the requests of a batch, as a list; an exception is a connection that breaks.
+        answer: Makes the reply to the requests of a batch, as a list; an exception breaks the connection.
         before_connect: Called before each connection; may wait, or raise.
-        is_open: While it is not set, replies are held back.
+        is_open: Whether replies are delivered; otherwise they are kept back.
     """
 
     name = "scripted"
@@ -58,7 +58,7 @@ class ScriptedPeer:
         self.is_open = True
         self._sent: SimpleQueue[None] = (
             SimpleQueue()
-        )  # in C: a signal handler that raises leaves no lock of it taken
+        )  # in C: an exception in a signal handler leaves no lock taken
 
     def size(self, request: Any) -> int:
         return len(request)
@@ -95,28 +95,28 @@ class ScriptedPeer:
         self._sent.put(None)
 
     def until_sent(self, batches: int) -> None:
-        """Return when so many batches have been sent."""
+        """Wait until this number of batches was sent."""
         while len(self.batches) < batches:
             self._sent.get(timeout=PATIENCE)
 
     async def until_sent_async(self, batches: int) -> None:
-        """As `until_sent`, in a task."""
+        """Wait like `until_sent`, in a task."""
         async with asyncio.timeout(PATIENCE):
-            while len(self.batches) < batches:  # noqa: ASYNC110  # batches come one by one, and few
+            while len(self.batches) < batches:  # noqa: ASYNC110  # there are only a few batches
                 await asyncio.sleep(0)
 
     def open(self) -> None:
-        """Let all replies through, from now on."""
+        """Deliver all replies from now on."""
         self.is_open = True
         for wire in self.wires:
             wire.news()
 
 
 class ScriptedWire:
-    """A connection; what was sent on it and is not answered.
+    """A connection with the messages that are not answered yet.
 
     Attributes:
-        is_held: Whether replies are held back here, whatever the peer does.
+        is_held: Whether replies are kept back on this connection even if the peer is open.
     """
 
     def __init__(self, peer: ScriptedPeer) -> None:
@@ -124,7 +124,7 @@ class ScriptedWire:
         self.is_closed = False
         self.has_ended = False
         self.is_held = False
-        self.under_way: deque[list[Any]] = deque()
+        self.unanswered: deque[list[Any]] = deque()
         self._wakeup = WakeUp()
         self.news: Callable[[], None] = self._wakeup.set
 
@@ -133,8 +133,8 @@ class ScriptedWire:
 
     def send(self, message: list[Any]) -> None:
         assert not self.is_closed
-        assert len(self.under_way) <= self.peer.follows, "one batch at a time, or one that follows it"
-        self.under_way.append(message)
+        assert len(self.unanswered) <= self.peer.follows, "one batch at a time, or one that follows it"
+        self.unanswered.append(message)
         self.peer.sent(message)
         if self.peer.is_open:
             self.news()
@@ -145,15 +145,15 @@ class ScriptedWire:
 
     def receive(self) -> Any:
         assert not self.is_closed
-        if not self.peer.is_open or self.is_held or not self.under_way:
+        if not self.peer.is_open or self.is_held or not self.unanswered:
             return PENDING
-        reply = self.peer.answer(self.under_way.popleft())
+        reply = self.peer.answer(self.unanswered.popleft())
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
     def release(self) -> None:
-        """Let replies through again."""
+        """Deliver replies again."""
         self.is_held = False
         self.news()
 
@@ -162,7 +162,7 @@ class ScriptedWire:
 
 
 class AsyncScriptedWire:
-    """The same for tasks."""
+    """The same connection for tasks."""
 
     def __init__(self, wire: ScriptedWire, receiver: Receiver) -> None:
         self._wire = wire

@@ -1,4 +1,4 @@
-"""Which calls are sent together, and how they end. The test passes the times in; there is no connection."""
+"""Tests of batching: which calls are sent together, and how they end. Times are passed in, without a connection."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Traffic:
             self.batcher.add(call)
 
     def send(self, now: float = 0.0) -> list[list[str]]:
-        """Send what may be sent, and return the requests of each batch."""
+        """Send all batches that may be sent, and return the requests of each batch."""
         sent = []
         while (message := self.batcher.next_message(now)) is not None:
             sent.append(message)
@@ -108,7 +108,7 @@ def test_a_single_call_is_sent_at_once() -> None:
     assert not traffic.batcher.is_busy
 
 
-def test_calls_during_a_round_trip_leave_together_in_order() -> None:
+def test_calls_during_a_round_trip_are_sent_together_in_order() -> None:
     traffic = Traffic()
     traffic.add(*calls("a"))
     traffic.send()
@@ -135,7 +135,7 @@ def test_a_batch_is_capped_by_number_and_size() -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_second_batch_follows_if_enough_calls_wait(follows: bool) -> None:
+def test_a_second_batch_is_pipelined_if_enough_calls_wait(follows: bool) -> None:
     traffic = Traffic(follows=follows)
     traffic.add(*calls("a"))
     traffic.send()
@@ -149,7 +149,7 @@ def test_a_second_batch_follows_if_enough_calls_wait(follows: bool) -> None:
     assert [len(batch) for batch in traffic.send()] == ([ENOUGH_TO_FOLLOW] if follows else [MOST_PER_BATCH])
 
 
-def test_a_batch_with_a_second_message_is_answered_after_the_one_that_follows() -> None:
+def test_a_batch_with_two_messages_is_answered_after_the_next_batch() -> None:
     traffic = Traffic(follows=True)
     traffic.peer.converse = in_two_steps(traffic.peer.converse)
     [a] = calls("a")
@@ -161,7 +161,7 @@ def test_a_batch_with_a_second_message_is_answered_after_the_one_that_follows() 
     assert [len(batch.calls) for batch in traffic.batcher.batches] == [ENOUGH_TO_FOLLOW, 1]
 
 
-def test_calls_that_the_server_did_not_execute_are_sent_again_each_alone() -> None:
+def test_calls_not_executed_by_the_server_are_resent_one_by_one() -> None:
     traffic = Traffic()
     a, b, c = calls("abc")
     traffic.add(a, b, c)
@@ -177,7 +177,7 @@ def test_calls_that_the_server_did_not_execute_are_sent_again_each_alone() -> No
     assert [call.reply for call in (a, b, c)] == ["a", "b", "c"]
 
 
-def test_a_call_that_the_peer_did_not_answer_fails() -> None:
+def test_a_call_without_a_reply_fails() -> None:
     traffic = Traffic()
     traffic.peer.converse = ignore_reply
     [a] = calls("a")
@@ -190,7 +190,7 @@ def test_a_call_that_the_peer_did_not_answer_fails() -> None:
 # --- Abandoned calls -------------------------------------------------------------------------------------------------
 
 
-def test_an_abandoned_call_is_not_sent_unless_it_must_be() -> None:
+def test_an_abandoned_call_is_sent_only_if_required() -> None:
     traffic = Traffic()
     hit, record = RecordedCall("hit"), RecordedCall("record", must_send=True)
     hit.has_given_up = record.has_given_up = True
@@ -242,9 +242,7 @@ def test_only_the_expired_call_fails() -> None:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 @pytest.mark.parametrize("heard", [False, True])
-def test_an_expired_call_is_a_timeout_if_nothing_arrived_since_it_was_made(
-    is_sent: bool, heard: bool
-) -> None:
+def test_an_expired_call_is_a_timeout_if_nothing_was_received(is_sent: bool, heard: bool) -> None:
     traffic = Traffic(follows=True)
     traffic.peer.converse = in_two_steps(traffic.peer.converse)
     traffic.add(*calls("a", now=1.0, deadline=10))
@@ -258,7 +256,7 @@ def test_an_expired_call_is_a_timeout_if_nothing_arrived_since_it_was_made(
     assert {type(call.error) for call in expired} == {StoreOverloaded if heard else StoreTimeout}
 
 
-def test_a_silent_connection_is_closed_after_the_stores_deadline() -> None:
+def test_a_silent_connection_is_closed_after_the_store_deadline() -> None:
     traffic = Traffic()
     traffic.add(RecordedCall("a", deadline=0.1))
     traffic.send()
@@ -267,7 +265,7 @@ def test_a_silent_connection_is_closed_after_the_stores_deadline() -> None:
     assert traffic.batcher.expire(DEADLINE)
 
 
-def test_a_call_with_a_longer_deadline_keeps_the_connection() -> None:
+def test_a_call_with_a_longer_deadline_keeps_the_connection_open() -> None:
     traffic = Traffic()
     traffic.add(RecordedCall("a", deadline=3 * DEADLINE))
     traffic.send()
@@ -275,17 +273,17 @@ def test_a_call_with_a_longer_deadline_keeps_the_connection() -> None:
     assert traffic.batcher.expire(3 * DEADLINE)
 
 
-def test_silence_is_counted_from_the_last_reply() -> None:
+def test_silence_is_measured_from_the_last_reply() -> None:
     traffic = Traffic()
     traffic.peer.converse = in_two_steps(traffic.peer.converse)
     traffic.add(RecordedCall("a", deadline=0.1))
     traffic.send()
-    traffic.batcher.receive("first", 0.9)  # after which the conversation goes on
+    traffic.batcher.receive("first", 0.9)  # the batch then sends its second message
     assert not traffic.batcher.expire(DEADLINE)
     assert traffic.batcher.expire(0.9 + DEADLINE)
 
 
-def test_a_deadline_that_is_noticed_late_has_a_grace_period_once() -> None:
+def test_a_deadline_noticed_late_has_one_grace_period() -> None:
     traffic = Traffic()
     [a] = calls("a")
     traffic.add(a)
@@ -298,7 +296,7 @@ def test_a_deadline_that_is_noticed_late_has_a_grace_period_once() -> None:
     assert isinstance(a.error, StoreTimeout)
 
 
-def test_a_deadline_that_is_noticed_a_little_late_has_a_short_grace_period() -> None:
+def test_a_deadline_noticed_slightly_late_has_a_short_grace_period() -> None:
     traffic = Traffic()
     [a] = calls("a")
     traffic.add(a)
@@ -310,7 +308,7 @@ def test_a_deadline_that_is_noticed_a_little_late_has_a_short_grace_period() -> 
     assert isinstance(a.error, StoreTimeout)
 
 
-def test_the_alarm_of_earlier_calls_gives_later_ones_no_grace_period() -> None:
+def test_a_timer_of_earlier_calls_gives_later_calls_no_grace_period() -> None:
     traffic = Traffic()
     traffic.add(*calls("a"))
     traffic.send()
@@ -333,7 +331,7 @@ def test_calls_that_expire_shortly_after_each_other_fail_together() -> None:
     assert all(call.error for call in waiting)
 
 
-def test_without_calls_there_is_no_alarm() -> None:
+def test_without_calls_no_timer_is_set() -> None:
     traffic = Traffic()
     traffic.add(*calls("a"))
     traffic.send()
@@ -345,7 +343,7 @@ def test_without_calls_there_is_no_alarm() -> None:
 # --- Connections -----------------------------------------------------------------------------------------------------
 
 
-def test_connecting_may_take_until_the_last_waiting_call_is_due() -> None:
+def test_connecting_may_last_until_the_latest_deadline() -> None:
     traffic = Traffic()
     traffic.add(RecordedCall("tight", deadline=0.1), RecordedCall("patient", deadline=3.0))
     assert traffic.batcher.time_to_connect(0.0) == 3.0
@@ -353,13 +351,13 @@ def test_connecting_may_take_until_the_last_waiting_call_is_due() -> None:
     assert traffic.batcher.expire(3.0)
 
 
-def test_connecting_may_take_the_stores_deadline() -> None:
+def test_connecting_may_last_until_the_store_deadline() -> None:
     traffic = Traffic()
     traffic.add(RecordedCall("tight", deadline=0.1))
     assert traffic.batcher.time_to_connect(0.0) == DEADLINE
 
 
-def test_if_connecting_fails_all_waiting_calls_fail() -> None:
+def test_all_waiting_calls_fail_if_connecting_fails() -> None:
     traffic = Traffic()
     waiting = calls("ab")
     traffic.add(*waiting)
@@ -369,7 +367,7 @@ def test_if_connecting_fails_all_waiting_calls_fail() -> None:
     assert waiting[0].error is not waiting[1].error
 
 
-def test_a_lost_connection_fails_the_calls_that_were_sent() -> None:
+def test_a_lost_connection_fails_sent_calls() -> None:
     traffic = Traffic(follows=True)
     sent, waiting = [*calls("a"), *numbered(ENOUGH_TO_FOLLOW)], RecordedCall("waiting")
     for call in sent:
@@ -381,7 +379,7 @@ def test_a_lost_connection_fails_the_calls_that_were_sent() -> None:
     assert traffic.send() == [["waiting"]]
 
 
-def test_a_connection_that_this_process_closed_is_not_the_servers_fault() -> None:
+def test_a_connection_closed_by_this_process_is_not_a_server_failure() -> None:
     traffic = Traffic()
     [a] = calls("a")
     traffic.add(a)
@@ -390,7 +388,7 @@ def test_a_connection_that_this_process_closed_is_not_the_servers_fault() -> Non
     assert type(a.error) is StoreError
 
 
-def test_a_call_that_may_be_repeated_is_repeated_once() -> None:
+def test_a_repeatable_call_is_repeated_once() -> None:
     traffic = Traffic()
     repeated = RecordedCall("repeat")
     traffic.add(repeated)

@@ -1,4 +1,4 @@
-"""Gates on a store over a network: what they send, what they make of replies, and what a caller that goes leaves behind."""
+"""Tests of gates of remote stores: requests, replies, and cancelled or interrupted callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECEIPTS: Receipts = (("place", (1, 2)),)
 
 
 class PlainEncoder:
-    """Asks for a text that names the operation; a hold that is answered with itself has taken units."""
+    """Encodes a request as text, for example `hold a`; a reply that begins with `hold` has receipts."""
 
     def __init__(self) -> None:
         self.trouble: Exception | None = None
@@ -75,7 +75,7 @@ async def test_every_operation_is_sent_once(
 ) -> None:
     gate.decide(Request("hit", "a"))
     assert gate.decide(Request("hold", "a"))[1] == RECEIPTS
-    gate.decide(Request("record", "a", 0))  # which needs no asking
+    gate.decide(Request("record", "a", 0))  # sends no request
     gate.refund(RECEIPTS, 1, None)
     gate.reset("a")
     expected = ["hit a", "hold a", "refund 1", "reset a"]
@@ -98,7 +98,7 @@ async def test_every_operation_is_sent_once(
         (CostTooHigh(2, 1, "x"), CostTooHigh),
     ],
 )
-async def test_a_reply_that_cannot_be_read_is_an_error_of_ours(
+async def test_an_unreadable_reply_becomes_a_store_error(
     gate: RemoteGate,
     async_gate: AsyncRemoteGate,
     encoder: PlainEncoder,
@@ -112,7 +112,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_of_ours(
         await async_gate.decide(Request("hit", "a"))
 
 
-async def test_a_hold_whose_task_is_cancelled_is_given_back(
+async def test_a_hold_of_a_cancelled_task_is_released(
     async_gate: AsyncRemoteGate, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
@@ -126,7 +126,7 @@ async def test_a_hold_whose_task_is_cancelled_is_given_back(
 
 
 @pytest.mark.parametrize("trouble", [CostTooHigh(3, 1, "x"), IndexError("tuple index out of range")])
-async def test_a_cancelled_hold_that_took_nothing_gives_nothing_back(
+async def test_a_cancelled_hold_that_took_nothing_returns_nothing(
     async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder, trouble: Exception
 ) -> None:
     peer.is_open = False
@@ -140,7 +140,7 @@ async def test_a_cancelled_hold_that_took_nothing_gives_nothing_back(
     assert sent(peer) == ["hold a", "refund 1"]
 
 
-async def test_a_hold_cancelled_with_a_reply_that_cannot_be_read_is_cancelled(
+async def test_a_cancelled_hold_with_an_unreadable_reply_stays_cancelled(
     async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder
 ) -> None:
     encoder.trouble = IndexError("tuple index out of range")
@@ -150,7 +150,7 @@ async def test_a_hold_cancelled_with_a_reply_that_cannot_be_read_is_cancelled(
     assert hold.cancelled()
 
 
-def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(
+def test_a_hold_of_an_interrupted_thread_is_released_with_the_next_call(
     gate: RemoteGate, peer: ScriptedPeer
 ) -> None:
     gate.decide(Request("hit", "warm"))
@@ -169,7 +169,7 @@ def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(
     assert sorted(sent(peer)) == ["hit last", "hit next", "hit warm", "hold a", "refund 3"]
 
 
-async def test_an_invalid_reply_to_a_cancelled_hold_harms_no_other_call(
+async def test_an_invalid_reply_to_a_cancelled_hold_affects_no_other_call(
     peer: ScriptedPeer, encoder: PlainEncoder
 ) -> None:
     engine = AsyncEngine(peer, PATIENCE)

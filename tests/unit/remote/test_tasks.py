@@ -37,7 +37,7 @@ async def engine(peer: ScriptedPeer) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
-    """The time of an engine, whose calls then have to go by it too: `start` sees to that."""
+    """The fake clock of an engine; `start` computes deadlines by the same clock."""
     clock = ScriptedTime()
     monkeypatch.setattr(tasks, "time", clock)
     return clock
@@ -48,7 +48,7 @@ def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest:
 
 
 def block(clock: ScriptedTime, seconds: float) -> None:
-    """Keep the event loop from doing anything else, for so long by its own time and by that of the engine."""
+    """Block the event loop for some seconds, by its own clock and by the clock of the engine."""
     clock.advance(seconds)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -62,14 +62,14 @@ async def outcomes(futures: list[asyncio.Future[Any]]) -> list[Any]:
 # --- Together --------------------------------------------------------------------------------------------------------
 
 
-async def test_calls_of_one_turn_of_the_event_loop_leave_together(
+async def test_calls_of_one_event_loop_iteration_are_sent_together(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     assert await outcomes([start(engine, name) for name in "abc"]) == ["a", "b", "c"]
     assert peer.batches == [["a", "b", "c"]]
 
 
-async def test_calls_that_wait_leave_together(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+async def test_waiting_calls_are_sent_together(engine: AsyncEngine, peer: ScriptedPeer) -> None:
     peer.is_open = False
     first = start(engine, "first")
     await peer.until_sent_async(1)
@@ -85,8 +85,8 @@ async def test_calls_that_wait_leave_together(engine: AsyncEngine, peer: Scripte
 HALF = batching.ENOUGH_TO_FOLLOW
 
 
-async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
-    """Start as many calls as leave in two batches, of which the server answers none yet."""
+async def start_two_batches(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
+    """Start calls that are sent in two batches, without replies yet."""
     peer.is_open = False
     calls = [start(engine, f"a{number}") for number in range(HALF)]
     await peer.until_sent_async(1)
@@ -95,10 +95,10 @@ async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio
     return calls
 
 
-async def test_many_calls_follow_those_that_are_under_way_on_the_same_connection() -> None:
+async def test_many_calls_are_pipelined_on_the_same_connection() -> None:
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
-    calls = await two_under_way(peer, engine)
+    calls = await start_two_batches(peer, engine)
     third = [start(engine, f"c{number}") for number in range(HALF)]
     for _ in range(5):
         await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def test_many_calls_follow_those_that_are_under_way_on_the_same_connection
     await engine.aclose()
 
 
-async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
+async def test_replies_reach_their_calls_if_a_batch_sends_two_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peer = ScriptedPeer(follows=True)
@@ -123,7 +123,7 @@ async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
 
     monkeypatch.setattr(peer, "converse", in_two_steps)
     engine = AsyncEngine(peer, PATIENCE)
-    calls = await two_under_way(peer, engine)
+    calls = await start_two_batches(peer, engine)
     peer.open()
     expected = [f"{name}{number}" for name in "ab" for number in range(HALF)]
     assert await outcomes(calls) == expected
@@ -132,8 +132,8 @@ async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
     await engine.aclose()
 
 
-async def test_calls_that_answers_bring_about_find_the_connection_busy() -> None:
-    """A second task drove it, when so many were started in the middle of a reply that they could have followed."""
+async def test_calls_started_by_a_reply_do_not_start_a_second_reader() -> None:
+    """A former bug: with enough new calls for a second batch, a second task used the same connection."""
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
     peer.is_open = False
@@ -150,7 +150,7 @@ async def test_calls_that_answers_bring_about_find_the_connection_busy() -> None
     peer.open()
     await peer.until_sent_async(2)
     for _ in range(5):
-        await asyncio.sleep(0)  # a second task would come to wait for the same reply
+        await asyncio.sleep(0)  # a second task would start to wait for the same reply
     peer.open()
     async with asyncio.timeout(PATIENCE):
         assert await outcomes(given_back) == [f"back held {number}" for number in range(HALF)]
@@ -158,7 +158,7 @@ async def test_calls_that_answers_bring_about_find_the_connection_busy() -> None
     assert len(peer.wires) == 1
 
 
-async def test_a_batch_that_cannot_follow_fails_with_the_one_before_it(
+async def test_a_second_batch_that_cannot_be_encoded_fails_both_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     peer = ScriptedPeer(follows=True)
@@ -184,10 +184,10 @@ async def test_a_batch_that_cannot_follow_fails_with_the_one_before_it(
     await engine.aclose()
 
 
-async def test_what_follows_on_a_connection_that_is_lost_fails_with_it() -> None:
+async def test_pipelined_calls_fail_if_the_connection_is_lost() -> None:
     peer = ScriptedPeer(follows=True)
     engine = AsyncEngine(peer, PATIENCE)
-    calls = await two_under_way(peer, engine)
+    calls = await start_two_batches(peer, engine)
     peer.answer = lambda batch: ConnectionResetError("gone")
     peer.open()
     assert {type(error) for error in await outcomes(calls)} == {StoreUnavailable}
@@ -197,7 +197,7 @@ async def test_what_follows_on_a_connection_that_is_lost_fails_with_it() -> None
     await engine.aclose()
 
 
-async def test_what_follows_on_a_connection_that_stays_silent_is_given_up_with_it(
+async def test_pipelined_calls_fail_if_the_connection_is_silent(
     clock: ScriptedTime,
 ) -> None:
     peer = ScriptedPeer(follows=True)
@@ -220,7 +220,7 @@ async def test_what_follows_on_a_connection_that_stays_silent_is_given_up_with_i
 
 
 class Connecting:
-    """A connection that is begun and does not come before it is let."""
+    """A connection attempt that waits for an event."""
 
     def __init__(self, peer: ScriptedPeer) -> None:
         self.has_begun = asyncio.Event()
@@ -232,7 +232,7 @@ class Connecting:
         await self.go_on.wait()
 
 
-async def test_each_call_fails_when_it_is_due(
+async def test_each_call_fails_at_its_deadline(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
@@ -265,7 +265,7 @@ async def test_connecting_counts_towards_the_deadline(
     assert peer.batches == [["b"]]
 
 
-async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer, clock: ScriptedTime) -> None:
+async def test_connecting_times_out(peer: ScriptedPeer, clock: ScriptedTime) -> None:
     engine = AsyncEngine(peer, 0.01)
     connecting = Connecting(peer)
     call = start(engine, "a", 0.05)
@@ -278,7 +278,7 @@ async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer, clo
     await engine.aclose()
 
 
-async def test_a_reply_that_is_there_but_unread_is_not_late(
+async def test_a_received_but_unread_reply_is_not_late(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     """After the event loop was blocked, timers may run before replies are read."""
@@ -290,7 +290,7 @@ async def test_a_reply_that_is_there_but_unread_is_not_late(
     assert await call == "a"
 
 
-async def test_a_blocked_event_loop_is_no_outage_while_connecting(
+async def test_a_blocked_event_loop_is_not_an_outage_while_connecting(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     connecting = Connecting(peer)
@@ -303,7 +303,7 @@ async def test_a_blocked_event_loop_is_no_outage_while_connecting(
     assert await outcomes(calls) == [f"{number}" for number in range(100)]
 
 
-async def test_a_silent_connection_is_replaced_for_the_calls_that_wait(
+async def test_a_silent_connection_is_replaced_for_waiting_calls(
     peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     engine = AsyncEngine(peer, 0.05)
@@ -322,16 +322,16 @@ async def test_a_silent_connection_is_replaced_for_the_calls_that_wait(
     await engine.aclose()
 
 
-async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blocked_again(
+async def test_a_received_reply_is_not_late_if_the_event_loop_is_blocked_twice(
     engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
-    """As by very many callers that have just been refused."""
+    """For example by many callers that were just refused."""
     peer.is_open = False
     call = start(engine, "a", 0.01)
     await peer.until_sent_async(1)
     for _ in range(2):
         block(clock, 0.1)
-        await asyncio.sleep(0)  # the event loop looks at its timers
+        await asyncio.sleep(0)  # the event loop runs its timers
         await asyncio.sleep(0)
     peer.open()
     assert await call == "a"
@@ -340,7 +340,7 @@ async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blo
 # --- Cancelled callers -----------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_call_that_has_not_left_does_not_leave_unless_it_must(
+async def test_a_cancelled_unsent_call_is_sent_only_if_required(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
@@ -357,10 +357,10 @@ async def test_a_cancelled_call_that_has_not_left_does_not_leave_unless_it_must(
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_whenever_a_caller_is_cancelled_its_reply_is_somebodys(
+async def test_the_reply_to_a_cancelled_call_is_never_lost(
     engine: AsyncEngine, peer: ScriptedPeer, steps: int
 ) -> None:
-    """Either the caller has it, or what cleans up does, or it was never asked for."""
+    """The reply goes to the caller or to the cleanup, or the request was never sent."""
     released: list[Any] = []
     holding = asyncio.ensure_future(
         engine.call("hold", time.monotonic() + PATIENCE, abandoned=released.append)
@@ -379,7 +379,7 @@ async def test_whenever_a_caller_is_cancelled_its_reply_is_somebodys(
 @pytest.mark.parametrize(
     "trouble", [ConnectionResetError("gone"), struct.error("odd"), IndexError("none"), RuntimeError("closed")]
 )
-async def test_whatever_a_connection_raises_is_an_error_of_ours(
+async def test_connection_exceptions_become_store_errors(
     engine: AsyncEngine, peer: ScriptedPeer, trouble: Exception
 ) -> None:
     peer.answer = lambda batch: trouble
@@ -390,7 +390,7 @@ async def test_whatever_a_connection_raises_is_an_error_of_ours(
     assert await start(engine, "c") == "c"
 
 
-async def test_a_connection_that_cannot_be_made_fails_all_that_wait(
+async def test_a_failed_connection_attempt_fails_all_waiting_calls(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     def refuse() -> None:
@@ -401,7 +401,7 @@ async def test_a_connection_that_cannot_be_made_fails_all_that_wait(
     assert [str(error) for error in found] == ["RuntimeError: can't start new thread"] * 2
 
 
-async def test_a_connection_made_in_a_thread_is_closed_if_nobody_waits_for_it_any_more(
+async def test_a_connection_made_in_a_thread_is_closed_if_no_call_waits_for_it(
     peer: ScriptedPeer,
 ) -> None:
     go_on, closed = threading.Event(), threading.Event()
@@ -426,13 +426,13 @@ async def test_a_connection_made_in_a_thread_is_closed_if_nobody_waits_for_it_an
 
 
 def cancel_other_tasks(*kept: asyncio.Future[Any]) -> None:
-    """Cancel all tasks, as programs do that are about to end."""
+    """Cancel all tasks, like a program at shutdown."""
     for task in asyncio.all_tasks() - {asyncio.current_task(), *kept}:
         task.cancel()
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_calls_after_all_tasks_were_cancelled_are_answered(
+async def test_calls_work_after_all_tasks_were_cancelled(
     engine: AsyncEngine, peer: ScriptedPeer, turns: int
 ) -> None:
     """A task that is cancelled before its first step never runs."""
@@ -469,7 +469,7 @@ async def test_calls_survive_the_cancellation_of_other_tasks(engine: AsyncEngine
     assert len(peer.wires) == 1
 
 
-async def test_an_engine_that_could_not_send_still_gives_up_silent_connections(
+async def test_silent_connections_time_out_after_a_failed_send(
     clock: ScriptedTime,
 ) -> None:
     peer = ScriptedPeer()
@@ -508,7 +508,7 @@ async def test_an_engine_that_could_not_send_still_gives_up_silent_connections(
 # --- Event loops -----------------------------------------------------------------------------------------------------
 
 
-def test_one_event_loop_after_another_has_a_connection_of_its_own_and_closes_it() -> None:
+def test_each_event_loop_opens_and_closes_its_own_connection() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
 
@@ -520,7 +520,7 @@ def test_one_event_loop_after_another_has_a_connection_of_its_own_and_closes_it(
     assert [wire.is_closed for wire in peer.wires] == [True] * 3
 
 
-def test_an_event_loop_that_ends_fails_what_is_under_way() -> None:
+def test_calls_in_progress_fail_when_the_event_loop_ends() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
     left: list[asyncio.Future[Any]] = []
@@ -533,11 +533,11 @@ def test_an_event_loop_that_ends_fails_what_is_under_way() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(leave())
-    assert all(future.cancelled() for future in left)  # as `asyncio.run` does with every task
+    assert all(future.cancelled() for future in left)  # `asyncio.run` cancels every task
     assert [wire.is_closed for wire in peer.wires] == [True]
 
 
-def test_an_event_loop_that_ends_sends_what_must_be_sent() -> None:
+def test_required_calls_are_sent_when_the_event_loop_ends() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
 
@@ -552,7 +552,7 @@ def test_an_event_loop_that_ends_sends_what_must_be_sent() -> None:
 
     async def leave() -> None:
         left.extend(asyncio.ensure_future(hold()) for _ in range(20))
-        while len(held) < 20:  # noqa: ASYNC110  # all replies are there
+        while len(held) < 20:  # noqa: ASYNC110  # all replies were received
             await asyncio.sleep(0)
         peer.is_open = False
         left.append(start(engine, "other"))
@@ -567,7 +567,7 @@ def test_an_event_loop_that_ends_sends_what_must_be_sent() -> None:
     assert all(wire.is_closed for wire in peer.wires)
 
 
-def test_closing_an_engine_whose_event_loop_is_closed_harms_nobody() -> None:
+def test_an_engine_can_be_closed_after_its_event_loop() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
     loop = asyncio.new_event_loop()
@@ -576,30 +576,30 @@ def test_closing_an_engine_whose_event_loop_is_closed_harms_nobody() -> None:
         return await start(engine, "a")
 
     assert loop.run_until_complete(call()) == "a"
-    loop.close()  # without what asyncio.run does at its end
+    loop.close()  # without the cleanup of asyncio.run
     engine.close()
     with pytest.raises(StoreUnavailable, match="closed"):
         asyncio.run(call())
 
 
-async def test_calls_under_way_end_before_connections_are_closed(
+async def test_calls_in_progress_end_before_connections_are_closed(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
     peer.is_open = False
-    under_way = start(engine, "a")
+    in_progress = start(engine, "a")
     await peer.until_sent_async(1)
     closing = asyncio.ensure_future(engine.aclose())
     await asyncio.sleep(0)
     with pytest.raises(StoreUnavailable, match="closed"):
         await start(engine, "b")
-    release = start(engine, "release", must_send=True)  # of a hold whose caller was cancelled meanwhile
+    release = start(engine, "release", must_send=True)  # of a hold of a cancelled caller
     peer.open()
-    assert await outcomes([under_way, release]) == ["a", "release"]
+    assert await outcomes([in_progress, release]) == ["a", "release"]
     await closing
     assert peer.wires[0].is_closed
 
 
-def test_a_forked_process_connects_anew() -> None:
+def test_a_forked_process_opens_a_new_connection() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
 
@@ -612,7 +612,7 @@ def test_a_forked_process_connects_anew() -> None:
     assert len(peer.wires) == 2
 
 
-def test_an_event_loop_that_is_closed_in_the_middle_of_a_call_leaves_no_error_behind(
+def test_closing_the_event_loop_during_a_call_logs_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[Any] = []
@@ -620,7 +620,7 @@ def test_an_event_loop_that_is_closed_in_the_middle_of_a_call_leaves_no_error_be
     peer = ScriptedPeer()
     peer.is_open = False
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # which says that a task was destroyed
+    loop.set_exception_handler(lambda *_: None)  # ignore the message about a destroyed task
 
     async def leave_a_call() -> None:
         start(AsyncEngine(peer, PATIENCE), "a")

@@ -1,4 +1,4 @@
-"""Threads that share connections: one leads, the others wait for what it brings, whatever happens to the leader."""
+"""Tests of threads that share connections: one thread leads, the others wait for their replies."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def until(condition: Callable[[], object]) -> None:
 # --- Together --------------------------------------------------------------------------------------------------------
 
 
-def test_one_thread_after_another_uses_one_connection(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+def test_successive_threads_share_one_connection(engine: ThreadEngine, peer: ScriptedPeer) -> None:
     assert [call(engine, f"{number}") for number in range(3)] == ["0", "1", "2"]
     assert peer.batches == [["0"], ["1"], ["2"]]
     assert len(peer.wires) == 1
 
 
-def test_threads_that_come_while_a_round_trip_is_under_way_leave_together(
+def test_calls_of_threads_during_a_round_trip_are_sent_together(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     peer.is_open = False
@@ -92,7 +92,7 @@ def test_threads_that_come_while_a_round_trip_is_under_way_leave_together(
     assert len(peer.wires) == 1
 
 
-def test_many_threads_get_each_its_own_reply(
+def test_each_of_many_threads_gets_its_own_reply(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     def work(number: int) -> list[Any]:
@@ -105,7 +105,7 @@ def test_many_threads_get_each_its_own_reply(
     assert len(peer.wires) == 1
 
 
-def test_a_lost_call_that_nobody_waits_for_keeps_no_other_thread_waiting(
+def test_a_lost_call_without_a_waiter_does_not_block_other_threads(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     """Threads wake each other in a chain, and a refund of an interrupted call has no thread."""
@@ -128,7 +128,7 @@ def test_a_lost_call_that_nobody_waits_for_keeps_no_other_thread_waiting(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
-    """The time of an engine, whose calls then have to go by it too."""
+    """The fake clock of an engine; deadlines of calls must use it too."""
     clock = ScriptedTime()
     monkeypatch.setattr(threads, "time", clock)
     return clock
@@ -138,7 +138,7 @@ def call_at(clock: ScriptedTime, engine: ThreadEngine, request: str, deadline: f
     return engine.call(request, clock.monotonic() + deadline)
 
 
-def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
+def test_a_leader_past_its_deadline_hands_over_to_another_thread(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
@@ -155,7 +155,7 @@ def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
     assert len(peer.wires) == 1  # the late reply was read, by the follower
 
 
-def test_a_follower_whose_deadline_passes_fails_alone(
+def test_only_a_follower_past_its_deadline_fails(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
@@ -171,7 +171,7 @@ def test_a_follower_whose_deadline_passes_fails_alone(
     assert peer.batches == [["leader"]]
 
 
-def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(
+def test_a_late_reply_is_not_given_to_the_next_call(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
@@ -185,7 +185,7 @@ def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(
     assert len(peer.wires) == 1
 
 
-def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(
+def test_a_connection_silent_beyond_the_store_deadline_is_closed(
     peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     engine = ThreadEngine(peer, 0.05)
@@ -206,7 +206,7 @@ def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(
     assert peer.batches == [["a"], ["b"]]
 
 
-def test_a_blocked_process_is_no_outage_while_connecting(
+def test_a_blocked_process_is_not_an_outage_while_connecting(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     connecting, go_on = hold_connections(peer)
@@ -214,15 +214,13 @@ def test_a_blocked_process_is_no_outage_while_connecting(
     assert connecting.wait(PATIENCE)
     until(lambda: waiting(engine) == 40)
     clock.advance(0.02 + GRACE)
-    until(lambda: engine._dispatcher._batcher.alarm > clock.monotonic())  # a thread has looked
+    until(lambda: engine._dispatcher._batcher.alarm > clock.monotonic())  # a thread checked the deadlines
     go_on.set()
     assert [job.result(PATIENCE) for job in jobs] == [f"{number}" for number in range(40)]
 
 
-def test_threads_whose_calls_have_a_grace_period_wait_for_its_end(
-    engine: ThreadEngine, clock: ScriptedTime
-) -> None:
-    """Looking again and again, they would keep the leader from reading the replies."""
+def test_threads_wait_until_the_end_of_the_grace_period(engine: ThreadEngine, clock: ScriptedTime) -> None:
+    """Polling would prevent the leader from reading the replies."""
     waits: list[float] = []
     call = threads.ThreadCall("late", clock.monotonic() + 1, False, None, engine._dispatcher.to_wake)
     engine._dispatcher._batcher.add(call)
@@ -239,7 +237,7 @@ def test_threads_whose_calls_have_a_grace_period_wait_for_its_end(
 
 
 def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Event]:
-    """Let no connection come about; return what is set when one is begun, and what to set for it to go on."""
+    """Block connecting; return two events: connecting has started, and connecting may continue."""
     has_begun, go_on = threading.Event(), threading.Event()
 
     def connect() -> None:
@@ -253,7 +251,7 @@ def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Eve
 def test_connecting_counts_towards_the_deadline(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
-    """Whatever it waits for: a look-up, a handshake, a login."""
+    """This includes name resolution, handshake and login."""
     connecting, go_on = hold_connections(peer)
     early = pool.submit(call_at, clock, engine, "a", 0.01)
     assert connecting.wait(PATIENCE)
@@ -263,10 +261,10 @@ def test_connecting_counts_towards_the_deadline(
     go_on.set()
     assert call_at(clock, engine, "b") == "b"
     assert peer.batches == [["b"]]
-    assert len(peer.wires) == 1  # the connection that came late is used
+    assert len(peer.wires) == 1  # the late connection is used
 
 
-def test_a_connection_that_comes_after_it_was_given_up_is_closed(
+def test_a_connection_made_after_the_timeout_is_closed(
     peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     engine = ThreadEngine(peer, 0.01)
@@ -288,7 +286,7 @@ def test_a_connection_that_comes_after_it_was_given_up_is_closed(
 @pytest.mark.parametrize(
     "trouble", [ConnectionResetError("gone"), struct.error("odd"), IndexError("none"), ValueError("no")]
 )
-def test_whatever_a_connection_raises_is_an_error_of_ours(
+def test_connection_exceptions_become_store_errors(
     engine: ThreadEngine, peer: ScriptedPeer, trouble: Exception
 ) -> None:
     call(engine, "warm")
@@ -300,15 +298,13 @@ def test_whatever_a_connection_raises_is_an_error_of_ours(
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
 
-def test_a_reply_with_too_few_parts_is_an_error_of_ours(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+def test_a_reply_with_too_few_parts_becomes_a_store_error(engine: ThreadEngine, peer: ScriptedPeer) -> None:
     peer.answer = lambda batch: []
     with pytest.raises(StoreUnavailable):
         call(engine, "a")
 
 
-def test_a_connection_that_cannot_be_made_is_an_error_of_ours(
-    engine: ThreadEngine, peer: ScriptedPeer
-) -> None:
+def test_a_failed_connection_attempt_becomes_a_store_error(engine: ThreadEngine, peer: ScriptedPeer) -> None:
     def refuse() -> None:
         raise OSError("no route")
 
@@ -317,7 +313,7 @@ def test_a_connection_that_cannot_be_made_is_an_error_of_ours(
         call(engine, "a")
 
 
-def test_a_process_that_can_have_no_more_threads_gets_an_error_of_ours(
+def test_failure_to_start_a_thread_becomes_a_store_error(
     engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -330,17 +326,17 @@ def test_a_process_that_can_have_no_more_threads_gets_an_error_of_ours(
     assert call(engine, "b") == "b"
 
 
-def test_a_connection_that_the_server_has_closed_is_noticed_before_it_is_used(
+def test_a_connection_closed_by_the_server_is_detected_before_use(
     engine: ThreadEngine, peer: ScriptedPeer
 ) -> None:
     call(engine, "a")
     peer.wires[0].has_ended = True
-    engine._dispatcher._heard = 0.0  # as after a pause
+    engine._dispatcher._heard = 0.0  # like after a pause
     assert call(engine, "b") == "b"
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
 
-def test_who_connects_anew_does_not_wait_for_who_led_last(
+def test_reconnecting_does_not_wait_for_the_previous_leader(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     call_at(clock, engine, "a")
@@ -353,7 +349,7 @@ def test_who_connects_anew_does_not_wait_for_who_led_last(
         clock.advance(PATIENCE)
 
 
-def test_what_was_too_large_together_leaves_one_by_one(
+def test_calls_of_a_too_large_batch_are_sent_one_by_one(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     peer.is_open = False
@@ -371,7 +367,7 @@ def test_what_was_too_large_together_leaves_one_by_one(
 
 
 def interrupted_in(wire: ScriptedWire, step: str, before: bool = True) -> None:
-    """Have the next use of a connection raise, before or after it was done."""
+    """Raise KeyboardInterrupt in the next use of a connection, before or after the real call."""
     usual = getattr(wire, step)
 
     def raise_once(*args: Any) -> Any:
@@ -383,7 +379,7 @@ def interrupted_in(wire: ScriptedWire, step: str, before: bool = True) -> None:
     setattr(wire, step, raise_once)
 
 
-def test_a_leader_that_is_interrupted_while_it_waits_leaves_the_lead_to_another(
+def test_an_interrupted_leader_hands_over_to_another_thread(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     call(engine, "warm")
@@ -411,7 +407,7 @@ def test_a_leader_that_is_interrupted_while_it_waits_leaves_the_lead_to_another(
 
 @pytest.mark.parametrize("step", ["send", "receive"])
 @pytest.mark.parametrize("before", [True, False])
-def test_a_connection_in_doubt_is_not_used_again(
+def test_a_connection_is_not_reused_after_an_interrupt(
     engine: ThreadEngine, peer: ScriptedPeer, step: str, before: bool
 ) -> None:
     call(engine, "warm")
@@ -422,7 +418,7 @@ def test_a_connection_in_doubt_is_not_used_again(
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
 
-def test_others_hear_at_once_that_their_connection_was_in_doubt(
+def test_waiting_threads_reconnect_at_once_after_an_interrupt(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     call(engine, "warm")
@@ -438,7 +434,7 @@ def test_others_hear_at_once_that_their_connection_was_in_doubt(
     assert [job.result(PATIENCE) for job in others] == ["0", "1", "2"]  # these had not been sent
 
 
-def test_a_request_that_must_send_does_though_its_caller_was_interrupted(
+def test_a_required_request_is_sent_after_its_caller_was_interrupted(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     call(engine, "warm")
@@ -491,8 +487,8 @@ def test_the_reply_to_a_hold_whose_caller_was_interrupted_is_given_back(
     assert released == ["hold"]
 
 
-def test_a_call_out_of_the_middle_of_another_one_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -> None:
-    """As from a signal handler, or a `__del__`: it must neither wait for itself nor come in between."""
+def test_a_reentrant_call_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+    """For example from a signal handler or `__del__`: it must neither deadlock nor use the busy connection."""
     found: list[StoreError] = []
 
     def call_again(batch: list[Any]) -> Any:
@@ -504,14 +500,14 @@ def test_a_call_out_of_the_middle_of_another_one_is_refused(engine: ThreadEngine
 
     peer.answer = call_again
     assert call(engine, "outer") == "outer"
-    assert [(type(error), str(error)) for error in found] == [(StoreError, REENTERED)]  # the server is well
+    assert [(type(error), str(error)) for error in found] == [(StoreError, REENTERED)]  # not an outage
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="an interrupt would leave a lock of coverage taken")
-def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
+def test_exceptions_in_signal_handlers_do_not_affect_other_threads(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
-    """The main thread is interrupted again and again, wherever it is; other threads go on, each with its own replies."""
+    """The main thread is interrupted repeatedly at any place; other threads continue to get their own replies."""
     stop = threading.Event()
 
     def work(number: int) -> int:
@@ -520,7 +516,7 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
             turn += 1
             try:
                 assert call(engine, f"{number} {turn}") == f"{number} {turn}"
-            except StoreError:  # it shared a connection that was in doubt
+            except StoreError:  # it shared the connection of the interrupted call
                 failed += 1
         return turn - failed
 
@@ -545,14 +541,14 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
     assert all(job.result(PATIENCE) for job in jobs)
     assert call(engine, "afterwards") == "afterwards"
     assert is_free(engine._dispatcher._lock)
-    # One that was dropped in the middle of closing it is closed with its object.
+    # A connection dropped during close() is closed when its object is deleted.
     assert engine._dispatcher._wire is not None
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_thread_is_woken_though_the_one_that_wakes_it_is_interrupted(engine: ThreadEngine) -> None:
+def test_a_thread_wakes_up_even_if_its_waker_is_interrupted(engine: ThreadEngine) -> None:
     dispatcher = engine._dispatcher
     call = threads.ThreadCall("a", 0.0, False, None, dispatcher.to_wake)
     woken: list[None] = []
@@ -572,22 +568,22 @@ def test_a_thread_is_woken_though_the_one_that_wakes_it_is_interrupted(engine: T
     assert not dispatcher.to_wake
 
 
-def test_calls_that_are_under_way_end_before_a_connection_is_closed(
+def test_calls_in_progress_end_before_a_connection_is_closed(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     peer.is_open = False
-    under_way = pool.submit(call, engine, "a")
+    in_progress = pool.submit(call, engine, "a")
     peer.until_sent(1)
     engine.close()
     with pytest.raises(StoreUnavailable, match="closed"):
         call(engine, "b")
     assert not peer.wires[0].is_closed
     peer.open()
-    assert under_way.result(PATIENCE) == "a"
+    assert in_progress.result(PATIENCE) == "a"
     assert peer.wires[0].is_closed
 
 
-def test_what_no_thread_waits_for_all_leaves_before_the_end(
+def test_close_sends_all_requests_without_a_waiter(
     engine: ThreadEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     def tell(count: int) -> None:
@@ -598,7 +594,7 @@ def test_what_no_thread_waits_for_all_leaves_before_the_end(
     peer.is_open = False
     tell(MOST_PER_BATCH + 1)
     peer.is_open = True
-    tell(1)  # which has the reply read, and all others leave
+    tell(1)  # reads the reply, and all waiting requests are sent
     peer.is_open = False
     tell(2 * MOST_PER_BATCH)
     peer.is_open = True
@@ -606,7 +602,7 @@ def test_what_no_thread_waits_for_all_leaves_before_the_end(
     assert sum(map(len, peer.batches)) == 1 + 3 * MOST_PER_BATCH + 2
 
 
-def test_a_connection_that_owes_a_reply_is_closed_if_no_thread_waits_for_it(
+def test_close_closes_a_connection_with_an_unread_reply(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
@@ -620,7 +616,7 @@ def test_a_connection_that_owes_a_reply_is_closed_if_no_thread_waits_for_it(
     assert peer.wires[0].is_closed
 
 
-def test_a_connection_that_is_made_when_the_store_is_closed_is_closed_when_it_comes(
+def test_a_connection_made_after_the_store_was_closed_is_closed(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     connecting, go_on = hold_connections(peer)
@@ -634,10 +630,10 @@ def test_a_connection_that_is_made_when_the_store_is_closed_is_closed_when_it_co
     until(lambda: peer.wires and peer.wires[0].is_closed)
 
 
-def test_a_process_that_is_forked_in_the_middle_of_a_call_leaves_it_to_its_parent(
+def test_a_process_forked_during_a_call_does_not_read_its_reply(
     engine: ThreadEngine, peer: ScriptedPeer
 ) -> None:
-    """A signal handler may fork; the child must not read what the parent waits for."""
+    """A signal handler may fork; the child must not read the reply for the parent."""
     call(engine, "warm")
     wire = peer.wires[0]
 

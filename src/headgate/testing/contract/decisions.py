@@ -26,7 +26,7 @@ class DecisionTests(Contract):
         assert {answer.limit for answer in answers} == {5}
 
     @each_kind
-    def test_a_cost_is_taken_whole_or_not_at_all(self, kind: str) -> None:
+    def test_a_cost_is_charged_in_full_or_not_at_all(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 10))
         assert limiter.hit("a", 7).remaining == 3
         assert not limiter.hit("a", 4)
@@ -48,7 +48,7 @@ class DecisionTests(Contract):
             assert refused.check("a", 0) == twin.check("a", 0)
 
     @each_kind
-    def test_what_is_not_admitted_writes_nothing(self, kind: str) -> None:
+    def test_calls_that_charge_nothing_write_nothing(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 3, tiers={"none": self.rule(kind, 0).quota}))
         limiter.hit("a", 2)
         before = self.dump()
@@ -77,7 +77,7 @@ class DecisionTests(Contract):
         assert limiter.check("a", 1) == before
 
     @each_kind
-    def test_a_limit_of_0_refuses_for_ever(self, kind: str) -> None:
+    def test_a_limit_of_0_refuses_every_call(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 0))
         for cost in (1, 1_000_000):
             answer = limiter.hit("a", cost)
@@ -97,7 +97,7 @@ class DecisionTests(Contract):
         assert limiter.check("a", 5)
 
     @each_kind
-    def test_a_cost_that_is_no_whole_number_of_units_raises(self, kind: str) -> None:
+    def test_a_cost_that_is_not_a_whole_number_raises(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 5))
         bad_costs: list[Any] = [-1, 1.0, True, None, "1", 2**53]
         for cost in bad_costs:
@@ -107,7 +107,7 @@ class DecisionTests(Contract):
         assert limiter.check("a", 0).remaining == 5
 
     @each_kind
-    def test_check_answers_like_hit_and_takes_nothing(self, kind: str) -> None:
+    def test_check_answers_like_hit_and_charges_nothing(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 4))
         for cost in (3, 1, 1, 2, 0):
             looked = [limiter.check("a", cost) for _ in range(3)]
@@ -123,10 +123,10 @@ class DecisionTests(Contract):
         assert limiter.check("a", 0).remaining == 0
         refused = limiter.hit("a", 1)
         assert not refused
-        self._is_honest(limiter, "a", 1)
+        self._check_retry_after(limiter, "a", 1)
 
     @each_kind
-    def test_a_changed_limit_keeps_what_was_counted(self, kind: str) -> None:
+    def test_a_changed_limit_keeps_the_counts(self, kind: str) -> None:
         wide = self.limiter(self.rule(kind, 10))
         narrow = self.limiter(self.rule(kind, 4), name=wide.name)
         wide.hit("a", 3)
@@ -160,7 +160,7 @@ class DecisionTests(Contract):
         assert [result.remaining for result in limiter.hit("a", 1).results] == [7, 0, 7]
 
     @each_kind
-    def test_rules_with_keys_of_their_own_are_charged_together_or_not_at_all(self, kind: str) -> None:
+    def test_rules_with_separate_keys_are_charged_together_or_not_at_all(self, kind: str) -> None:
         self.require("all_or_nothing")
         limiter = self.limiter(
             self.rule(kind, 3, scope="user"), self.rule(kind, 4, scope="realm"), self.rule(kind, 9, scope="*")
@@ -178,7 +178,7 @@ class DecisionTests(Contract):
         assert remaining("ann", "north") == [3, 1, 9]
 
     @each_kind
-    def test_the_longest_wait_and_the_least_that_remains_bind(self, kind: str) -> None:
+    def test_the_most_restrictive_rule_is_reported(self, kind: str) -> None:
         self.require("all_or_nothing")
         limiter = self.limiter(
             self.rule(kind, 4, MINUTE_US, name="minute"), self.rule(kind, 5, 60 * MINUTE_US, name="hour")
@@ -188,7 +188,7 @@ class DecisionTests(Contract):
         self.clock.advance_us(3 * MINUTE_US)
         assert limiter.hit("a", 1).rule == "hour"
 
-    def _is_honest(self, limiter: Limiter, key: Key, cost: int) -> None:
+    def _check_retry_after(self, limiter: Limiter, key: Key, cost: int) -> None:
         """Check that a refused call is admitted from exactly the time in the refusal on."""
         refused = limiter.check(key, cost)
         assert not refused

@@ -37,7 +37,7 @@ class UnitTests(Contract):
     """A cost for each rule."""
 
     @each_kind
-    def test_each_rule_is_charged_what_its_unit_costs(self, kind: str) -> None:
+    def test_each_rule_is_charged_the_cost_of_its_unit(self, kind: str) -> None:
         limiter = self._two_units(kind)
         limiter.hit("a", {"tokens": 30})
         assert self._left(limiter) == [9, 70]
@@ -57,7 +57,7 @@ class UnitTests(Contract):
         assert (self._left(limiter), self.dump()) == ([9, 20], before)
 
     @each_kind
-    def test_a_rule_that_was_not_charged_has_nothing_to_give_back(self, kind: str) -> None:
+    def test_an_uncharged_rule_returns_nothing(self, kind: str) -> None:
         limiter = self._two_units(kind)
         limiter.hit("a", {"tokens": 5})
         hold = limiter.hold("a", {"tokens": 20, "requests": 0})
@@ -102,7 +102,7 @@ class UnitTests(Contract):
 class MoveTests(Contract):
     """Holds whose units are moved to the time of their confirmation."""
 
-    def test_confirmed_units_count_from_their_confirmation(self) -> None:
+    def test_confirmed_units_count_from_the_time_of_confirmation(self) -> None:
         self.need("moves")
         limiter = self.limiter(self.rule("sliding_log", 5))
         hold = limiter.hold("a", 3)
@@ -115,7 +115,7 @@ class MoveTests(Contract):
         assert limiter.check("a", 0).remaining == 5
 
     @each_kind
-    def test_a_confirmation_at_once_leaves_what_the_true_cost_would_have(self, kind: str) -> None:
+    def test_an_immediate_confirmation_counts_like_a_hit_with_the_final_cost(self, kind: str) -> None:
         self.need("moves")
         moved, plain = (self.limiter(self.rule(kind, 10)) for _ in range(2))
         for limiter in (moved, plain):
@@ -141,7 +141,7 @@ class MoveTests(Contract):
         assert limiter.check("a", 0) == seen
 
     @each_kind
-    def test_a_refused_confirmation_gives_nothing_back(self, kind: str) -> None:
+    def test_a_refused_confirmation_returns_nothing(self, kind: str) -> None:
         self.need("moves")
         limiter = self.limiter(self.rule(kind, 5))
         hold = limiter.hold("a", 2)
@@ -185,13 +185,13 @@ class MoveTests(Contract):
         assert hold.confirm().denied_by == "narrow"
         assert (limiter.check("a", 0), self.dump()) == before
 
-    def test_waiting_to_confirm_is_honest_and_never_too_much(self) -> None:
+    def test_retry_after_of_confirmations_is_exact_and_the_limit_is_never_exceeded(self) -> None:
         """Check the limit over any span of the period, by the times of the holds and by the times of confirmation."""
         self.need("moves")
         rules = st.sampled_from([self.rule(kind, 8, buckets=7) for kind in self.kinds])
-        self.for_all(st.tuples(rules, _ACTS), self._moves_are_honest)
+        self.for_all(st.tuples(rules, _ACTS), self._check_moves)
 
-    def _moves_are_honest(self, example: tuple[Rule, list[_Act]]) -> None:
+    def _check_moves(self, example: tuple[Rule, list[_Act]]) -> None:
         rule, acts = example
         self.clock.set_us(START_US)
         limiter = self.limiter(rule)
@@ -231,7 +231,7 @@ class MoveTests(Contract):
 class PlaceTests(Contract):
     """Units that are held at once."""
 
-    def test_so_many_holds_at_once_and_a_place_is_free_when_one_ends(self) -> None:
+    def test_open_holds_are_limited_and_a_release_frees_a_place(self) -> None:
         limiter = self._places(3)
         holds = [limiter.hold("a") for _ in range(4)]
         assert [hold.allowed for hold in holds] == [True, True, True, False]
@@ -266,7 +266,7 @@ class PlaceTests(Contract):
         assert limiter.check("a")
         assert not hold.renew()
 
-    def test_a_lease_that_has_ended_is_not_renewed(self) -> None:
+    def test_an_expired_lease_is_not_renewed(self) -> None:
         limiter = self._places(1)
         first = limiter.hold("a")
         self.clock.advance_us(MINUTE_US)
@@ -281,7 +281,7 @@ class PlaceTests(Contract):
         assert not first.renew()
         assert limiter.check("a", 0).remaining == 1
 
-    def test_a_renewal_that_comes_after_the_release_takes_no_place(self) -> None:
+    def test_a_renewal_after_the_release_takes_no_place(self) -> None:
         limiter = self._places(2)
         other, hold = limiter.hold("a"), limiter.hold("a")
         gate, late = limiter.gate, _renewal(hold)
@@ -334,7 +334,7 @@ class PlaceTests(Contract):
         late.release()
         assert not limiter.check("a")
 
-    def test_hits_and_records_are_refused_and_take_nothing(self) -> None:
+    def test_hits_and_records_on_places_are_refused_and_take_no_place(self) -> None:
         limiter = self._places(2)
         for call in (limiter.hit, limiter.record):
             with pytest.raises(ConfigError, match="hold"):
@@ -399,7 +399,7 @@ class CalendarTests(Contract):
             ("year", "Europe/Berlin", (2024, 1, 1), (2025, 1, 1)),
         ],
     )
-    def test_a_window_begins_and_ends_with_that_of_the_calendar(
+    def test_windows_begin_and_end_with_calendar_periods(
         self, span: str, zone: str, first: tuple[int, int, int], next_first: tuple[int, int, int]
     ) -> None:
         self.need("calendar")
@@ -416,7 +416,7 @@ class CalendarTests(Contract):
         self.clock.set_us(end)
         assert limiter.hit("a", 10)
 
-    def test_a_clock_that_goes_back_over_an_edge_grants_nothing(self) -> None:
+    def test_a_clock_set_back_into_the_previous_period_admits_nothing_more(self) -> None:
         self.need("calendar")
         start = _instant((2024, 3, 1), "UTC")
         limiter = self.limiter(calendar("3/month"))
@@ -430,7 +430,7 @@ class CalendarTests(Contract):
         self.clock.set_us(start + 31 * 86_400_000_000 - 1)
         assert not limiter.hit("a")
 
-    def test_spans_and_zones_count_apart(self) -> None:
+    def test_calendar_periods_and_time_zones_count_separately(self) -> None:
         self.need("calendar")
         rules = [calendar("9/day", name="x"), calendar("9/month", name="x")]
         rules.append(calendar("9/day", timezone="Asia/Tokyo", name="x"))
@@ -450,7 +450,7 @@ class QuotaTests(Contract):
     """Quotas passed with a call."""
 
     @each_kind
-    def test_a_quota_of_the_call_decides_it_and_keeps_what_was_counted(self, kind: str) -> None:
+    def test_a_quota_of_the_call_is_used_and_keeps_the_counts(self, kind: str) -> None:
         self.need("quotas")
         limiter = self.limiter(self.rule(kind, 4))
         limiter.hit("a", 3)
@@ -463,7 +463,7 @@ class QuotaTests(Contract):
         assert limiter.check("a", 0, quota="10/minute").remaining == 2
 
     @each_kind
-    def test_quotas_go_to_the_rules_that_they_name(self, kind: str) -> None:
+    def test_quotas_apply_to_the_named_rules(self, kind: str) -> None:
         self.need("quotas")
         self.require("all_or_nothing")
         tiers = {"pro": Quota(9, MINUTE_US)}
@@ -473,7 +473,7 @@ class QuotaTests(Contract):
         assert limiter.hit("a", 7, tier="pro", quota={"two": "7/minute"})
         assert limiter.hit("a", 1).denied_by in ("one", "two")
 
-    def test_any_number_of_quotas_can_be_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_any_number_of_quotas_can_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also with more quotas than are cached; the cache is small here."""
         self.need("quotas")
         monkeypatch.setattr(base, "QUOTAS_KEPT", 8)
@@ -489,7 +489,7 @@ class FeatureTests(UnitTests, MoveTests, PlaceTests, CalendarTests, QuotaTests):
 class FeatureRaceTests(Contract):
     """Threads that race for places and to confirm."""
 
-    def test_threads_that_confirm_while_others_hit_never_have_too_many(self) -> None:
+    def test_threads_that_confirm_while_others_hit_never_exceed_the_limit(self) -> None:
         self.need("moves")
         self.require("exact")
         limiter = self.limiter(self.rule("sliding_log", 60))
@@ -509,7 +509,7 @@ class FeatureRaceTests(Contract):
         assert sum(kept) <= 60
         assert limiter.check("a", 0).remaining == 60 - sum(kept)
 
-    def test_threads_racing_for_places_never_have_too_many_at_once(self) -> None:
+    def test_threads_racing_for_places_never_exceed_the_limit(self) -> None:
         self.require("exact")
         self.need("concurrent", "moves")
         limiter, tally = self.limiter(concurrent(PLACES, lease="60s")), RaceTally()

@@ -48,7 +48,7 @@ class HoldTests(Contract):
     """A settled hold returns exactly its unused units and nothing that has expired."""
 
     @each_kind
-    def test_released_at_once_leaves_nothing_behind(self, kind: str) -> None:
+    def test_an_immediate_release_leaves_no_counts(self, kind: str) -> None:
         held, without = (self.limiter(self.rule(kind, 10)) for _ in range(2))
         for limiter in (held, without):
             limiter.hit("a", 3)
@@ -73,7 +73,7 @@ class HoldTests(Contract):
                 self.clock.advance_us(wait)
                 assert worlds[0].limiter.check("a", 0) == worlds[1].limiter.check("a", 0)
 
-    def test_releasing_a_hold_of_a_bucket_never_gives_too_much(self) -> None:
+    def test_releasing_a_hold_of_a_bucket_never_returns_too_much(self) -> None:
         """The level is between the levels without and with the hold; without other events it is the former."""
         rules = st.just(self.rule("token_bucket", 60, burst=20))
         examples = st.tuples(rules, _EVENTS, _EVENTS, st.integers(0, 9))
@@ -110,14 +110,14 @@ class HoldTests(Contract):
                     world.happen(what, cost)
 
     @each_kind
-    def test_settling_at_less_gives_back_the_rest(self, kind: str) -> None:
+    def test_settling_at_less_returns_the_difference(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 10))
         hold = limiter.hold("a", 8)
         assert hold.settle(3) == 3
         assert limiter.check("a", 0).remaining == 7
 
     @each_kind
-    def test_settling_at_more_records_the_rest(self, kind: str) -> None:
+    def test_settling_at_more_records_the_difference(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 10))
         assert limiter.hold("a", 8).settle(25) == 25
         assert limiter.check("a", 0).remaining == 0
@@ -132,7 +132,7 @@ class HoldTests(Contract):
         assert limiter.check("a", 0).remaining == 4
 
     @each_kind
-    def test_a_refused_hold_gives_nothing_back(self, kind: str) -> None:
+    def test_a_refused_hold_returns_nothing(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 4))
         limiter.hit("a", 3)
         hold = limiter.hold("a", 2)
@@ -142,7 +142,7 @@ class HoldTests(Contract):
 
     @each_kind
     @pytest.mark.parametrize("before", [0, 2], ids=["held first", "hit first"])
-    def test_a_reset_between_hold_and_release_gives_nothing_back(self, kind: str, before: int) -> None:
+    def test_a_release_after_a_reset_returns_nothing(self, kind: str, before: int) -> None:
         limiter = self.limiter(self.rule(kind, 10))
         limiter.hit("a", before)
         hold = limiter.hold("a", 6)
@@ -153,7 +153,7 @@ class HoldTests(Contract):
         assert limiter.check("a", 0).remaining == 4
 
     @each_kind
-    def test_a_hold_that_has_expired_gives_nothing_back(self, kind: str) -> None:
+    def test_an_expired_hold_returns_nothing(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 10))
         limiter.hit("a", 2)
         hold = limiter.hold("a", 6)
@@ -163,7 +163,7 @@ class HoldTests(Contract):
         assert limiter.check("a", 0).remaining == 4
 
     @each_kind
-    def test_a_hold_of_another_store_gives_nothing_back(self, kind: str) -> None:
+    def test_a_hold_of_another_store_returns_nothing(self, kind: str) -> None:
         """Also if both limiters use the same key: the units were counted elsewhere."""
         limiter = self.limiter(self.rule(kind, 10))
         elsewhere = self.open_store()
@@ -184,7 +184,7 @@ class HoldTests(Contract):
         finally:
             elsewhere.close()
 
-    def test_overlapping_holds_of_a_bucket_do_not_give_back_what_has_drained(self) -> None:
+    def test_overlapping_holds_of_a_bucket_do_not_return_drained_units(self) -> None:
         """Two holds of 10 at once, one of them released; ten ticks later 10 units are hit, and the other is released."""
         limiter = self.limiter(self.rule("token_bucket", 1, 1_000_000, burst=20))
         first, second = limiter.hold("a", 10), limiter.hold("a", 10)
@@ -195,7 +195,7 @@ class HoldTests(Contract):
         assert limiter.check("a", 0).remaining == 10
 
     @each_kind
-    def test_holds_of_several_rules_are_given_back_in_all(self, kind: str) -> None:
+    def test_holds_are_returned_in_all_rules(self, kind: str) -> None:
         self.need("several_rules")
         limiter = self.limiter(
             self.rule(kind, 10, name="one", scope="user"), self.rule(kind, 20, name="two", scope="*")
@@ -206,7 +206,7 @@ class HoldTests(Contract):
         assert [result.remaining for result in limiter.check({"user": "ann"}, 0).results] == [9, 17]
 
     @each_kind
-    def test_a_hold_under_another_tier_is_given_back(self, kind: str) -> None:
+    def test_a_hold_under_another_tier_is_returned(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 4, tiers={"pro": self.rule(kind, 10).quota}))
         limiter.hold("a", 9, tier="pro").release()
         assert limiter.check("a", 0).remaining == 4

@@ -78,7 +78,7 @@ class KeyTests(Contract):
     """Hostile, long and similar keys; limiters and rules that share a store."""
 
     @each_kind
-    def test_every_key_counts_for_itself(self, kind: str) -> None:
+    def test_every_key_is_counted_separately(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, len(HOSTILE_KEYS) + 1))
         for units, key in enumerate(HOSTILE_KEYS, start=1):
             limiter.record(key, units)
@@ -86,7 +86,7 @@ class KeyTests(Contract):
             assert (key, limiter.check(key, 0).remaining) == (key, len(HOSTILE_KEYS) + 1 - units)
 
     @each_kind
-    def test_a_reset_forgets_one_key_only(self, kind: str) -> None:
+    def test_a_reset_clears_only_one_key(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 5))
         for key in HOSTILE_KEYS:
             limiter.hit(key, 2)
@@ -111,7 +111,7 @@ class KeyTests(Contract):
             99 - units for units in range(1, len(limiters) + 1)
         ]
 
-    def test_another_kind_or_period_is_another_rule(self) -> None:
+    def test_a_different_kind_or_period_is_a_different_rule(self) -> None:
         rules = [
             self.rule(kind, 9, period, name="same")
             for kind in self.kinds
@@ -126,12 +126,12 @@ class KeyTests(Contract):
         ]
 
     @each_kind
-    def test_what_is_no_key_is_refused(self, kind: str) -> None:
+    def test_invalid_keys_are_refused(self, kind: str) -> None:
         bad_keys: list[Any] = [None, 7, ("a",), ["a"], {"user": "a"}, bytearray(b"a")]
         self._refuses(self.limiter(self.rule(kind, 5)), bad_keys)
 
     @each_kind
-    def test_a_key_without_what_the_rules_count_by_is_refused(self, kind: str) -> None:
+    def test_keys_that_do_not_match_the_scopes_are_refused(self, kind: str) -> None:
         self.need("several_rules")
         limiter = self.limiter(self.rule(kind, 5, scope="user"), self.rule(kind, 5, scope="realm"))
         unknown = {"user": "a", "realm": "b", "more": "c"}

@@ -51,13 +51,13 @@ class NoteTests(TaskRaceTests):
             pytest.skip("this store does not keep notes")
         return notes
 
-    def test_the_first_note_stands(self) -> None:
+    def test_the_first_note_is_kept(self) -> None:
         assert self.get_note("a") is None
         assert self.note("a", "first") == "first"
         assert self.note("a", "second") == "first"
         assert self.get_note("a") == "first"
 
-    def test_the_same_text_may_be_noted_again(self) -> None:
+    def test_the_same_note_can_be_stored_again(self) -> None:
         assert [self.note("a", "same") for _ in range(3)] == ["same"] * 3
 
     def test_only_the_named_text_is_replaced(self) -> None:
@@ -106,7 +106,7 @@ class NoteTests(TaskRaceTests):
         assert texts[0] != "first"
         assert self.get_note("race") == texts[0]
 
-    def test_noting_the_same_text_again_keeps_it_for_longer(self) -> None:
+    def test_storing_the_same_note_again_extends_its_lifetime(self) -> None:
         if not self.own_time or self.blocking.store.remote:
             pytest.skip("notes of this store do not expire by the clock of this test")
         for seconds in (10, 20, 1):
@@ -118,17 +118,17 @@ class NoteTests(TaskRaceTests):
         self.clock.advance_us(1)
         assert self.get_note("a") is None
 
-    def test_every_name_has_a_note_of_its_own(self) -> None:
+    def test_every_name_has_a_separate_note(self) -> None:
         for number, name in enumerate(HOSTILE_TEXTS):
             assert self.note(name, str(number)) == str(number)
         assert [self.get_note(name) for name in HOSTILE_TEXTS] == [str(n) for n in range(len(HOSTILE_TEXTS))]
 
-    def test_any_text_comes_back_as_it_was(self) -> None:
+    def test_any_text_is_returned_unchanged(self) -> None:
         for number, text in enumerate(HOSTILE_TEXTS):
             assert self.note(str(number), text) == text
         assert [self.get_note(str(number)) for number in range(len(HOSTILE_TEXTS))] == list(HOSTILE_TEXTS)
 
-    def test_notes_and_counts_leave_each_other_alone(self) -> None:
+    def test_notes_and_counts_are_independent(self) -> None:
         limiter = self.limiter(self.rule(self.kinds[0], 5), name=self.prefix)
         limiter.hit("a", 2)
         assert self.note("a", "kept") == "kept"
@@ -152,7 +152,7 @@ class NoteTests(TaskRaceTests):
         self.blocking.change_loop()
         assert self.note("a", "second") == "first"
 
-    def test_of_tasks_that_race_one_decides_and_all_are_told(self) -> None:
+    def test_tasks_that_race_all_get_the_same_note(self) -> None:
         notes = self._notes(self.blocking)
 
         async def race() -> list[str]:
@@ -164,7 +164,7 @@ class NoteTests(TaskRaceTests):
         assert texts[0] in {str(number) for number in range(TASKS)}
         assert self.get_note("race") == texts[0]
 
-    def test_of_processes_that_race_one_decides_and_all_are_told(self) -> None:
+    def test_processes_that_race_all_get_the_same_note(self) -> None:
         """Also through a store created before the processes were forked."""
         self.require("shared")
         rounds = 25
@@ -186,7 +186,7 @@ class NoteTests(TaskRaceTests):
         stands = [int(self.get_note(f"race {i}") or -1) for i in range(rounds)]
         assert sum(PROCESSES**place * winner for place, winner in enumerate(stands)) == texts[0]
 
-    def test_a_cancelled_caller_leaves_one_answer(self) -> None:
+    def test_cancelled_callers_leave_one_note(self) -> None:
         notes = self._notes(self.blocking)
 
         async def race() -> list[str]:
@@ -201,7 +201,7 @@ class NoteTests(TaskRaceTests):
         texts = self.blocking.run(race())
         assert set(texts) == {self.note("cancelled", "too late")}
 
-    def test_a_note_is_kept_as_long_as_it_was_asked_for(self) -> None:
+    def test_a_note_is_kept_for_its_lifetime(self) -> None:
         if not self.own_time or self.blocking.store.remote:
             pytest.skip("notes of this store do not expire by the clock of this test")
         assert self.note("a", "first", 10) == "first"
@@ -214,7 +214,7 @@ class NoteTests(TaskRaceTests):
         self.clock.advance_us(9_999_999)
         assert self.get_note("a") == "second"
 
-    def test_what_is_no_note_is_refused(self) -> None:
+    def test_invalid_notes_are_refused(self) -> None:
         for seconds in BAD_SECONDS:
             with pytest.raises(ConfigError):
                 self.note("a", "text", seconds)

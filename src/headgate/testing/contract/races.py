@@ -34,7 +34,7 @@ class ThreadRaceTests(Contract):
     """
 
     @each_kind
-    def test_threads_racing_for_slots_get_exactly_as_many(self, kind: str) -> None:
+    def test_racing_threads_get_exactly_the_limit(self, kind: str) -> None:
         self.require("exact")
         limiter = self.limiter(self.rule(kind, SLOTS))
         with eager_switching():
@@ -42,7 +42,7 @@ class ThreadRaceTests(Contract):
         assert sum(won) == SLOTS
         assert not limiter.check("a")
 
-    def test_threads_racing_through_several_rules_get_exactly_as_many(self) -> None:
+    def test_threads_racing_with_several_rules_get_exactly_the_limit(self) -> None:
         self.require("exact")
         self.require("all_or_nothing")
         rules = [self.rule(kind, SLOTS, scope="*", name=kind) for kind in self.kinds]
@@ -58,7 +58,7 @@ class ThreadRaceTests(Contract):
         assert left == [TRIES - units for units in won]
 
     @each_kind
-    def test_threads_racing_through_holds_never_have_too_many(self, kind: str) -> None:
+    def test_threads_racing_with_holds_never_exceed_the_limit(self, kind: str) -> None:
         self.require("exact")
         rule = self.rule(kind, SLOTS)
         limiter = self.limiter(rule)
@@ -67,7 +67,7 @@ class ThreadRaceTests(Contract):
             in_threads(THREADS, lambda number: hold_and_settle(limiter, tally, random.Random(number)))
         check_tally(limiter, rule, tally)
 
-    def test_two_threads_that_settle_one_hold_give_it_back_once(self) -> None:
+    def test_a_hold_settled_by_two_threads_is_returned_once(self) -> None:
         self.require("exact")
         for _ in range(20):
             limiter = self.limiter(self.rule(self.kinds[0], SLOTS))
@@ -81,7 +81,7 @@ class ThreadRaceTests(Contract):
 class ProcessRaceTests(Contract):
     """Processes race for slots, if the store is shared between processes."""
 
-    def test_processes_racing_for_slots_get_exactly_as_many(self) -> None:
+    def test_racing_processes_get_exactly_the_limit(self) -> None:
         """Also through a store created before the processes were forked."""
         self.require("shared")
         rules = [self.rule(kind, SLOTS, name=kind) for kind in self.kinds]
@@ -99,7 +99,7 @@ class ProcessRaceTests(Contract):
         assert sum(in_processes(PROCESSES, race)) == SLOTS
         assert [result.remaining for result in inherited.check("a", 0).results] == [0] * len(rules)
 
-    def test_a_hold_gives_nothing_back_that_another_process_counted(self) -> None:
+    def test_a_hold_does_not_return_units_of_another_process(self) -> None:
         """Forked processes must not create two states with the same origin, or one could be mistaken for the other."""
         self.require("shared")
         limiter = self.limiter(self.rule(self.kinds[0], 10))
@@ -152,7 +152,7 @@ def hold_and_settle(limiter: Limiter, tally: RaceTally, chance: random.Random) -
 
 
 def check_tally(limiter: Limiter, rule: Rule, tally: RaceTally) -> None:
-    """Check that the limit was never exceeded, and that the remaining units are those that were not kept."""
+    """Check that the limit was never exceeded, and that all units that were not kept remain."""
     assert tally.most <= SLOTS
     left = SLOTS - tally.out
     admitted = wins(limiter, SLOTS)

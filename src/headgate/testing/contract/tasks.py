@@ -38,7 +38,7 @@ class TaskRaceTests(Contract):
         return AsyncLimiter(*rules, name=name, store=self.blocking.store, clock=clock)
 
     @each_kind
-    def test_tasks_racing_for_slots_get_exactly_as_many(self, kind: str) -> None:
+    def test_racing_tasks_get_exactly_the_limit(self, kind: str) -> None:
         self.require("exact")
         limiter = self.async_limiter(self.rule(kind, SLOTS))
 
@@ -48,7 +48,7 @@ class TaskRaceTests(Contract):
 
         assert self.blocking.run(race()) == SLOTS
 
-    def test_tasks_racing_for_places_never_have_too_many_at_once(self) -> None:
+    def test_tasks_racing_for_places_never_exceed_the_limit(self) -> None:
         self.need("concurrent", "moves")
         self.require("exact")
         limiter, tally = self.async_limiter(concurrent(PLACES, lease="60s")), RaceTally()
@@ -114,7 +114,7 @@ class TaskRaceTests(Contract):
         self.blocking.run(race())
         assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == HOLDS
 
-    def test_a_heartbeat_task_that_is_cancelled_when_the_work_ends_loses_no_place(self) -> None:
+    def test_cancelling_the_heartbeat_task_after_the_work_loses_no_place(self) -> None:
         self.need("concurrent", "moves")
         self.require("exact")
         limiter = self.async_limiter(concurrent(PLACES, lease="60s"))
@@ -139,7 +139,7 @@ class TaskRaceTests(Contract):
         assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == PLACES
 
     @each_kind
-    def test_tasks_racing_through_holds_never_have_too_many(self, kind: str) -> None:
+    def test_tasks_racing_with_holds_never_exceed_the_limit(self, kind: str) -> None:
         self.require("exact")
         rule = self.rule(kind, SLOTS)
         limiter = self.async_limiter(rule)
@@ -162,7 +162,7 @@ class TaskRaceTests(Contract):
         check_tally(self.limiter(rule, name=limiter.name), rule, tally)
 
     @each_kind
-    def test_a_cancelled_caller_is_not_admitted_for_nothing(self, kind: str) -> None:
+    def test_cancelled_callers_do_not_let_others_exceed_the_limit(self, kind: str) -> None:
         """The call may have been charged or not; in both cases admissions never exceed the slots."""
         self.require("exact")
         rule = self.rule(kind, SLOTS)

@@ -43,22 +43,22 @@ class TimeTests(DecisionTests):
         for cost in (1, 2, 3, 2, 3, 1):
             while limiter.hit("a", cost):
                 self.clock.advance_us(111)
-            self._is_honest(limiter, "a", cost)
+            self._check_retry_after(limiter, "a", cost)
 
     @each_kind
-    def test_waiting_is_honest_after_the_limit_was_lowered(self, kind: str) -> None:
+    def test_retry_after_is_exact_after_the_limit_was_lowered(self, kind: str) -> None:
         wide = self.limiter(self.rule(kind, 20))
         narrow = self.limiter(self.rule(kind, 3), name=wide.name)
         for _ in range(4):
             wide.hit("a", 5)
             self.clock.advance_us(1_000_001)
-        self._is_honest(narrow, "a", 2)
+        self._check_retry_after(narrow, "a", 2)
 
-    def test_waiting_is_honest_in_random_traces(self) -> None:
+    def test_retry_after_is_exact_in_random_traces(self) -> None:
         most_rules = 3 if self.store.guarantees.all_or_nothing else 1
-        self.for_all(traces(self.kinds, most_rules=most_rules, most_steps=12), self._waits_are_honest)
+        self.for_all(traces(self.kinds, most_rules=most_rules, most_steps=12), self._check_waits)
 
-    def _waits_are_honest(self, trace: Trace) -> None:
+    def _check_waits(self, trace: Trace) -> None:
         self.clock.set_us(START_US)
         name = self.limiter(*trace.versions[0]).name
         limiters = [self.limiter(*rules, name=name) for rules in trace.versions]
@@ -80,10 +80,10 @@ class TimeTests(DecisionTests):
                 last = limiter.hit(key, step.cost, tier=step.tier)
                 assert last.allowed
 
-    def test_never_too_many_in_random_traces(self) -> None:
-        self.for_all(traces(self.kinds, most_rules=1, backwards=False), self._is_never_too_many)
+    def test_the_limit_is_never_exceeded_in_random_traces(self) -> None:
+        self.for_all(traces(self.kinds, most_rules=1, backwards=False), self._check_limit)
 
-    def _is_never_too_many(self, trace: Trace) -> None:
+    def _check_limit(self, trace: Trace) -> None:
         """Log everything that was admitted and not returned, and check the sum over every span."""
         rule = replace(trace.versions[0][0], scope=None, tiers={})
         trace = Trace(((rule,), (rule,)), trace.steps)
@@ -121,12 +121,12 @@ class TimeTests(DecisionTests):
                     holds.append((taken, len(log) - 1))
         return log
 
-    def test_callers_who_change_between_quotas_get_no_more_than_the_best_of_them(self) -> None:
+    def test_switching_quotas_admits_no_more_than_the_largest_quota(self) -> None:
         """With tiers, reloads that change every limit, and callers' own quotas, in any order."""
         rules = st.tuples(st.sampled_from(self.kinds), st.lists(_QUOTAS, min_size=4, max_size=4), _PLAY)
-        self.for_all(rules, self._is_not_played)
+        self.for_all(rules, self._check_quota_changes)
 
-    def _is_not_played(self, example: tuple[Kind, list[tuple[int, int]], list[_Turn]]) -> None:
+    def _check_quota_changes(self, example: tuple[Kind, list[tuple[int, int]], list[_Turn]]) -> None:
         """Log all admissions, and check every span against the largest limit and burst of its quotas."""
         kind, drawn, turns = example
         quotas = [Quota(n, 60_000_000, burst if kind == "token_bucket" else None) for n, burst in drawn]
@@ -172,7 +172,7 @@ class TimeTests(DecisionTests):
         assert limiter.hit("a", 3).allowed
 
     @each_kind
-    def test_what_still_counts_is_never_forgotten(self, kind: str) -> None:
+    def test_live_counts_are_never_forgotten(self, kind: str) -> None:
         """With any number of other keys in between, up to the last microsecond."""
         limiter = self.limiter(self.rule(kind, 3, 60_000))
         limiter.record("a", 5)
@@ -185,7 +185,7 @@ class TimeTests(DecisionTests):
         self.clock.advance_us(1)
         assert limiter.check("a", 0).reset_after_us == 0
 
-    def test_what_is_fresh_for_one_tier_is_fresh_for_all(self) -> None:
+    def test_a_state_fresh_for_one_tier_is_fresh_for_all(self) -> None:
         """Otherwise callers could see whether a store has already deleted it."""
         fast, slow = (self.rule("token_bucket", limit, burst=100).quota for limit in (100, 10))
         limiter = self.limiter(self.rule("token_bucket", 10, burst=100, tiers={"fast": fast, "slow": slow}))
@@ -199,7 +199,7 @@ class TimeTests(DecisionTests):
         assert limiter.check("a", 0, tier="slow").remaining == 100
 
     @each_kind
-    def test_time_going_back_grants_nothing(self, kind: str) -> None:
+    def test_a_clock_set_back_admits_nothing_more(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 4, 60_000_000))
         limiter.hit("a", 3)
         self.clock.advance_us(30_000_000)
@@ -212,10 +212,10 @@ class TimeTests(DecisionTests):
             refused = limiter.hit("a", 4)
             assert not refused
             assert refused.retry_after_us is not None
-        self._is_honest(limiter, "a", 4)
+        self._check_retry_after(limiter, "a", 4)
 
     @each_kind
-    def test_time_going_back_after_a_release_grants_nothing(self, kind: str) -> None:
+    def test_a_clock_set_back_after_a_release_admits_nothing_more(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 4, 60_000_000))
         for ahead in (0, 1_000_000, 30_000_000):
             limiter.reset("a")
@@ -232,7 +232,7 @@ class TimeTests(DecisionTests):
                 assert not limiter.hit("a", now.remaining + 1)
                 self.clock.advance_us(back)
 
-    def test_an_earlier_time_never_has_more_to_give_in_random_traces(self) -> None:
+    def test_an_earlier_time_never_admits_more_in_random_traces(self) -> None:
         every = traces(self.kinds, most_rules=1, most_steps=12, features=self.features - {"units"})
         self.for_all(every, self._has_no_more_earlier)
 
@@ -257,7 +257,7 @@ class TimeTests(DecisionTests):
             self.clock.set_us(time)
 
     @each_kind
-    def test_units_counted_while_the_clock_is_back_count_as_of_the_latest_time(self, kind: str) -> None:
+    def test_units_counted_after_the_clock_was_set_back_use_the_latest_time(self, kind: str) -> None:
         ahead, behind = (self.limiter(self.rule(kind, 10)) for _ in range(2))
         for limiter in (ahead, behind):
             limiter.hit("a", 4)
@@ -269,7 +269,7 @@ class TimeTests(DecisionTests):
             self.clock.set_us(now)
             assert behind.check("a", 5) == ahead.check("a", 5)
 
-    def test_what_was_counted_outlives_the_store(self) -> None:
+    def test_counts_survive_a_restart_of_the_store(self) -> None:
         self.require("durable")
         rules = [self.rule(kind, 10, 3_600_000_000) for kind in self.kinds]
         limiters = [self.limiter(rule) for rule in rules]

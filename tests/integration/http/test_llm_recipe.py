@@ -49,7 +49,7 @@ class Provider:
         await send({"type": "http.response.body", "body": body})
 
 
-async def call_often(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
+async def call_concurrently(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
     """Make all calls from several tasks, each as soon as the limiter admits it; return what the provider answered."""
     provider = Provider(clock)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(provider), base_url="http://model")
@@ -69,10 +69,10 @@ async def call_often(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
     return provider.statuses
 
 
-async def test_the_provider_never_answers_429() -> None:
+async def test_provider_never_answers_429_with_the_limiter() -> None:
     clock = FakeClock()
-    assert await call_often(AsyncLimiter(*limits(sliding_window), clock=clock), clock) == [200] * CALLS
+    assert await call_concurrently(AsyncLimiter(*limits(sliding_window), clock=clock), clock) == [200] * CALLS
 
 
-async def test_without_the_limiter_it_does() -> None:
-    assert 429 in await call_often(None, FakeClock())
+async def test_provider_answers_429_without_the_limiter() -> None:
+    assert 429 in await call_concurrently(None, FakeClock())

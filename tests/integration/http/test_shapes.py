@@ -91,7 +91,7 @@ async def seen_by(app: Any, clock: FakeClock, times: int) -> Seen:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_asgi_answers_as_the_pure_parts_do(shape: str) -> None:
+async def test_asgi_response_matches_writer_and_refusal(shape: str) -> None:
     rules, arguments, asked = SHAPES[shape]
     clock = FakeClock(START)
     app = RateLimitMiddleware(PlainTextResponse("ok"), AsyncLimiter(*rules, clock=clock), **arguments)
@@ -100,7 +100,7 @@ async def test_asgi_answers_as_the_pure_parts_do(shape: str) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_fastapi_answers_as_the_pure_parts_do(shape: str, installed: bool) -> None:
+async def test_fastapi_response_matches_writer_and_refusal(shape: str, installed: bool) -> None:
     rules, arguments, asked = SHAPES[shape]
     clock = FakeClock(START)
     dependency = limit(AsyncLimiter(*rules, clock=clock), **arguments)
@@ -116,7 +116,7 @@ async def test_fastapi_answers_as_the_pure_parts_do(shape: str, installed: bool)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_wsgi_answers_as_the_pure_parts_do(shape: str) -> None:
+def test_wsgi_response_matches_writer_and_refusal(shape: str) -> None:
     rules, arguments, asked = SHAPES[shape]
     clock, seen = FakeClock(START), []
     app = WSGIRateLimitMiddleware(plain_wsgi, Limiter(*rules, clock=clock), **arguments)
@@ -187,7 +187,7 @@ async def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await made.aclose()
 
 
-async def test_the_same_rule_gives_the_same_answers_however_it_is_bound(limiter: AsyncLimiter) -> None:
+async def test_every_kind_of_limiter_gives_the_same_responses(limiter: AsyncLimiter) -> None:
     app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
     assert await seen_by(app, FakeClock(START), 3) == at_one_time("2/minute", 3)
 
@@ -225,7 +225,7 @@ async def echo(websocket: WebSocket) -> None:
 ROUTES = [Route("/broken", broken), Route("/stream", stream), WebSocketRoute("/echo", echo)]
 
 
-async def test_streams_errors_and_handshakes_have_the_fields_however_it_is_bound(
+async def test_streams_errors_and_handshakes_have_the_fields_with_every_limiter(
     limiter: AsyncLimiter,
 ) -> None:
     app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter)  # type: ignore[arg-type]
@@ -241,13 +241,13 @@ async def test_streams_errors_and_handshakes_have_the_fields_however_it_is_bound
     assert is_complete(refused)
 
 
-async def test_an_accepted_handshake_has_the_fields_however_it_is_bound(limiter: AsyncLimiter) -> None:
+async def test_accepted_handshake_has_the_fields_with_every_limiter(limiter: AsyncLimiter) -> None:
     accept, text, _ = await connect(RateLimitMiddleware(Starlette(routes=ROUTES), limiter))  # type: ignore[arg-type]
     assert (b"x-ratelimit-remaining", b"1") in accept["headers"]
     assert "headers" not in text
 
 
-async def test_outcomes_are_counted_however_it_is_bound(limiter: AsyncLimiter) -> None:
+async def test_outcomes_are_counted_with_every_limiter(limiter: AsyncLimiter) -> None:
     app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter, count={500})  # type: ignore[arg-type]
     async with client_of(app) as client:
         responses = [await client.get(path) for path in ("/stream", "/stream", "/broken", "/stream")]
@@ -289,7 +289,7 @@ async def test_a_response_shows_the_rules_that_decided_it(tmp_path: Path) -> Non
     assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
-async def test_a_policy_that_changes_while_the_key_is_found_decides_and_answers(tmp_path: Path) -> None:
+async def test_policy_changed_during_the_key_function_decides_and_answers(tmp_path: Path) -> None:
     limiter, change = follow(tmp_path, AsyncLivePolicy)
 
     async def key(scope: Any) -> str:
@@ -316,7 +316,7 @@ def test_wsgi_shows_the_rules_that_decided(tmp_path: Path) -> None:
     assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
-async def test_rules_that_a_server_has_changed_show_under_their_own_names() -> None:
+async def test_rules_changed_by_a_remote_store_appear_under_their_names() -> None:
     """The decision of a remote store may be by other rules than those that the limiter was made with."""
     limiter, others = AsyncLimiter("2/minute"), AsyncLimiter("3/minute", "9/hour")
     app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)

@@ -45,7 +45,7 @@ def round_trips(server: RedisServer) -> Iterator[Any]:
         yield count
 
 
-def test_the_servers_clock_picks_the_window(server: RedisServer, wrong_clock: FakeClock) -> None:
+def test_server_clock_selects_the_window(server: RedisServer, wrong_clock: FakeClock) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
         limiter.hit("alice")
         limiter.record("alice", 9)
@@ -55,7 +55,7 @@ def test_the_servers_clock_picks_the_window(server: RedisServer, wrong_clock: Fa
         assert limiter.check("alice", 0).results[0].remaining == 35
 
 
-def test_a_decision_names_the_true_end(server: RedisServer, wrong_clock: FakeClock) -> None:
+def test_decision_has_the_exact_reset_time(server: RedisServer, wrong_clock: FakeClock) -> None:
     with Limiter(RULES[0], name="x", store=server.url, on_store_error="raise") as limiter:
         before = WallClock().now_us()
         reset_after = limiter.hit("alice").reset_after_us
@@ -64,7 +64,7 @@ def test_a_decision_names_the_true_end(server: RedisServer, wrong_clock: FakeClo
         assert before + reset_after <= window_end("year", "UTC", before) <= after + reset_after
 
 
-def test_the_windows_are_asked_for_once(
+def test_corrected_windows_are_remembered(
     server: RedisServer, wrong_clock: FakeClock, round_trips: Any
 ) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
@@ -77,7 +77,7 @@ def test_the_windows_are_asked_for_once(
         assert round_trips() - before == 7
 
 
-def test_a_move_is_asked_again_and_changes_nothing_before(
+def test_confirm_with_a_wrong_window_is_retried_without_side_effects(
     server: RedisServer, wrong_clock: FakeClock, round_trips: Any
 ) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
@@ -89,7 +89,9 @@ def test_a_move_is_asked_again_and_changes_nothing_before(
         assert [result.remaining for result in limiter.check("alice", 0).results] == [25, 75]
 
 
-def test_threads_are_all_asked_again(server: RedisServer, wrong_clock: FakeClock) -> None:
+def test_calls_of_threads_with_a_wrong_window_are_retried(
+    server: RedisServer, wrong_clock: FakeClock
+) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
         admitted: list[bool] = []
         threads = [
@@ -103,14 +105,16 @@ def test_threads_are_all_asked_again(server: RedisServer, wrong_clock: FakeClock
         assert (len(admitted), sum(admitted)) == (80, 50)
 
 
-async def test_tasks_are_all_asked_again(server: RedisServer, wrong_clock: FakeClock) -> None:
+async def test_calls_of_tasks_with_a_wrong_window_are_retried(
+    server: RedisServer, wrong_clock: FakeClock
+) -> None:
     limiter = AsyncLimiter(*RULES, name="x", store=server.url, on_store_error="raise")
     async with limiter:
         decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(80)))
         assert sum(map(bool, decisions)) == 50
 
 
-def test_in_a_cluster_each_slot_is_asked_again(wrong_clock: FakeClock) -> None:
+def test_in_a_cluster_each_slot_is_retried(wrong_clock: FakeClock) -> None:
     rules = (
         calendar("50/year", scope="user"),
         calendar("60/month", scope="*"),

@@ -103,7 +103,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("kind", LARGEST)
 @pytest.mark.parametrize("start_us", [0, 1_700_000_000_000_000, LAST_US - 2_000])
-def test_the_largest_limits(twins: Any, kind: str, start_us: int) -> None:
+def test_largest_limits_match_the_reference(twins: Any, kind: str, start_us: int) -> None:
     both = twins(LARGEST[kind])
     both.clock.set_us(start_us)
     for cost in (1, MAX_UNITS, MAX_UNITS - 1, 2_501_998, 1, 0):
@@ -116,7 +116,7 @@ def test_the_largest_limits(twins: Any, kind: str, start_us: int) -> None:
     both.agree()
 
 
-def test_waiting_for_longer_than_doubles_can_say(twins: Any) -> None:
+def test_wait_beyond_double_precision_is_exact(twins: Any) -> None:
     """A quarter of a million units at one a year: times of 2^53 milliseconds, counted in microseconds."""
     both = twins(token_bucket(Quota(1, MAX_PERIOD_US, 284_000)))
     for cost in (284_000, 1, 0):
@@ -163,7 +163,7 @@ STEPS = [*["hit"] * 2, *["hold", "time"] * 3, *["settle", "confirm"] * 2, "recor
 
 @pytest.mark.parametrize("quotas", BUCKETS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_token_buckets_are_replayed_to_the_last_part(
+def test_token_buckets_match_the_reference_exactly(
     twins: Any, client: redis.Redis, name: str, quotas: str, seed: int
 ) -> None:
     """Holds released early, late and in any order, a clock that goes back, and from time to time another tier."""
@@ -224,9 +224,7 @@ def states_of(client: redis.Redis, name: str, layout: str) -> list[tuple[float, 
     return [struct.unpack(layout, value) for value in values]
 
 
-def test_what_was_refunded_in_all_never_leaves_the_exact_range(
-    twins: Any, client: redis.Redis, name: str
-) -> None:
+def test_refund_total_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
     """Before it would, the state begins anew, so that an old hold gives back nothing."""
     both = twins(token_bucket(Quota(1, 86_400_000_000, 100_000_000)))
     both.both("hit", "alice", 5)
@@ -242,7 +240,7 @@ def test_what_was_refunded_in_all_never_leaves_the_exact_range(
     assert refunded <= MAX_UNITS
 
 
-def test_many_places_are_replayed_to_the_last_lease(twins: Any, client: redis.Redis, name: str) -> None:
+def test_many_leases_match_the_reference_exactly(twins: Any, client: redis.Redis, name: str) -> None:
     """Leases of two lengths, ended in any order, by a clock that also goes back."""
     both = twins(concurrent(500, lease="60s", tiers={"other": 300}))
     shorter = concurrent(500, lease="7s", tiers={"other": 300})
@@ -295,7 +293,7 @@ def _leases(client: redis.Redis, name: str) -> list[list[int]]:
     return [row[:3] + [number for i, number in enumerate(row[3:]) if i % 3 != 1] for row in rows]
 
 
-def test_a_long_log_is_counted_to_the_last_entry(twins: Any) -> None:
+def test_long_log_is_counted_exactly(twins: Any) -> None:
     both = twins(sliding_log("1000/minute"))
     for _ in range(1_000):
         both.both("hit", "alice")

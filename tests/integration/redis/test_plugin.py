@@ -62,7 +62,7 @@ def pytest_command(folder: Path) -> list[str]:
     return [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(folder)]
 
 
-def test_runs_at_the_same_time_have_servers_of_their_own(tmp_path: Path) -> None:
+def test_parallel_runs_use_separate_servers(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     runs = []
     for folder in folders:
@@ -102,7 +102,7 @@ def test_a_server_starts_empty_and_leaves_nothing(kind: Kind) -> None:
 
 
 @each_kind
-def test_a_server_is_found_at_the_same_place_after_a_restart(kind: Kind) -> None:
+def test_restarted_server_keeps_its_port(kind: Kind) -> None:
     with RedisServer(kind) as server, Limiter("5/hour", name="x", store=server.url) as limiter:
         before = server.url, server.pid
         limiter.hit("alice")
@@ -116,7 +116,7 @@ def test_a_server_is_found_at_the_same_place_after_a_restart(kind: Kind) -> None
 
 @each_kind
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_server_does_not_outlive_whoever_started_it(kind: Kind, how: signal.Signals) -> None:
+def test_server_stops_with_the_process_that_started_it(kind: Kind, how: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, kind],
         stdin=subprocess.PIPE,
@@ -132,7 +132,7 @@ def test_a_server_does_not_outlive_whoever_started_it(kind: Kind, how: signal.Si
 
 
 @each_kind
-def test_a_server_starts_for_a_user_without_rights(kind: Kind) -> None:
+def test_server_starts_for_an_unprivileged_user(kind: Kind) -> None:
     """Of root we make somebody else; anybody else is somebody else already."""
     pid = os.fork()
     if pid == 0:
@@ -153,7 +153,7 @@ def _start_without_rights(kind: Kind) -> int:
         return 2
 
 
-def test_a_server_that_does_not_run_is_neither_stopped_nor_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_server_receives_no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no process; 0 would be the group of this one, and the last one may be somebody else's by now."""
     with RedisServer() as server:
         signals: list[tuple[int, int]] = []
@@ -166,7 +166,7 @@ def test_a_server_that_does_not_run_is_neither_stopped_nor_continued(monkeypatch
         assert signals == []
 
 
-def test_a_port_that_is_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_raises_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as server:
         rival = RedisServer(port=server.port)
         with pytest.raises(ServerError, match="does not start"):
@@ -174,7 +174,7 @@ def test_a_port_that_is_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> 
         rival.stop()
 
 
-def test_a_race_for_a_free_port_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_is_retried_if_the_free_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as server:
         free = servers.find_free_port
         ports = iter([server.port, server.port])
@@ -184,7 +184,7 @@ def test_a_race_for_a_free_port_is_run_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @each_kind
-def test_a_missing_wheel_is_named(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheel_is_named_in_the_error(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ServerError, match=r"pip install 'headgate\[embedded\]'"):
         RedisServer(kind).start()

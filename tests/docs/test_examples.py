@@ -101,7 +101,7 @@ $ x
 """
 
 
-def test_blocks_are_found_where_they_stand() -> None:
+def test_blocks_are_found_with_their_line_numbers() -> None:
     blocks = blocks_of(EXAMPLE)
     assert [(block.language, block.line) for block in blocks] == [
         ("python", 3),
@@ -125,10 +125,10 @@ def test_a_wrong_example_fails(code: str) -> None:
         run(block, "page.md", {}, loop)
 
 
-def test_leaving_out_needs_a_reason() -> None:
+def test_skipping_a_block_needs_a_reason() -> None:
     assert len(blocks_of("<!-- not run: -->\n```python\n1\n```")) == 1
 
 
-def test_a_block_may_need_a_module() -> None:
+def test_block_is_skipped_if_its_module_is_missing() -> None:
     code = "<!-- needs: {} -->\n```python\n1\n```"
     assert [len(blocks_of(code.format(module))) for module in ("headgate", "no_such_module")] == [1, 0]

@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, flavour: Flavour) -> None:
+async def test_short_deadline_affects_only_its_own_call(server: AnyServer, flavour: Flavour) -> None:
     async with store_on(server, PATIENCE) as store:
         tight = flavour("1000/hour", name="tight", store=store, deadline=0.003)
         closed = flavour("1000/hour", name="closed", store=store, on_store_error="closed")
@@ -69,7 +69,7 @@ async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, fla
 
 
 @pytest.mark.usefixtures("deadlines")
-async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
+async def test_hanging_server_is_detected_despite_a_short_deadline(
     server: AnyServer, flavour: Flavour
 ) -> None:
     async with store_on(server, 0.2) as store:
@@ -87,7 +87,7 @@ async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
-async def test_a_quiet_limiter_notices_that_its_server_is_back(
+async def test_idle_limiter_notices_that_its_server_is_back(
     server: AnyServer, flavour: Flavour, policy: str
 ) -> None:
     async with store_on(server, PATIENCE) as store:
@@ -103,7 +103,7 @@ async def test_a_quiet_limiter_notices_that_its_server_is_back(
         assert not (await done(limiter.hit("alice"))).degraded
 
 
-async def test_a_store_that_was_closed_is_not_probed(server: AnyServer, flavour: Flavour) -> None:
+async def test_closed_store_is_not_probed(server: AnyServer, flavour: Flavour) -> None:
     store = store_on(server, PATIENCE)
     limiter = flavour("1000/hour", name="closed store", store=store)
     await done(limiter.hit("alice"))

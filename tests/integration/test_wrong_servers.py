@@ -120,7 +120,7 @@ def store_at(url: str, deadline: float = PATIENCE) -> AnyStore:
         ("postgres", ["postgresql with TLS"], "does not support SSL"),
     ],
 )
-async def test_an_invalid_reply_is_a_misconfiguration(
+async def test_invalid_reply_is_a_misconfiguration(
     places: dict[str, str], kind: str, urls: list[str], message: str, flavour: Flavour
 ) -> None:
     for url in urls:

@@ -169,7 +169,7 @@ def public_names() -> dict[str, list[str]]:
 
 
 def listed_names() -> dict[str, dict[str, str]]:
-    """Return the names on the page of public names with what they link to, by module."""
+    """Return the names on the page of public names and their link targets, by module."""
     _, *parts = re.split(r"^## `(.+)`$", API.read_text("utf-8"), flags=re.MULTILINE)
     return {
         module: dict(re.findall(r"\[`(\w+)`\]\[([\w.]+)\]", body))

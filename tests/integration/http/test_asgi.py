@@ -294,7 +294,7 @@ async def test_stream_is_not_buffered() -> None:
         if message.get("body"):
             pieces.append(message["body"])
             if message["body"] == b"first":
-                going_on.set()  # only a piece that has arrived lets the next one be made
+                going_on.set()  # the next piece is made only after this one arrived
 
     scope = {
         "type": "http",
@@ -637,11 +637,11 @@ async def test_failed_refund_does_not_fail_the_response(
     assert "could not be given back" in caplog.text
 
 
-# --- When the store cannot be asked ---------------------------------------------------------------------------------
+# --- Unavailable store ----------------------------------------------------------------------------------------------
 
 
 class Down(MemoryStore):
-    """A store over a network that nobody answers at."""
+    """A remote store that is unavailable."""
 
     remote = True
 
@@ -650,7 +650,7 @@ class Down(MemoryStore):
 
 
 class Unavailable:
-    """A gate to such a store."""
+    """A gate of that store."""
 
     async def decide(self, request: Any) -> Any:
         raise StoreUnavailable("gone")
@@ -725,7 +725,7 @@ def guarded() -> Any:
     [("9/hour", "per-minute"), ("9/minute", "per-minute-2"), (None, "per-minute")],
 )
 async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None, name: str) -> None:
-    """Under a name of its own, also where a rule of the application has the same."""
+    """The policy gets a unique name, also if a rule of the application has the same name."""
     app: Any = Starlette(routes=[Route("/", guarded())], exception_handlers={RateLimited: answer_refusal})
     async with client_of(RateLimitMiddleware(app, limiter) if limiter else app) as client:
         assert (await client.get("/")).status_code == 200
@@ -748,7 +748,7 @@ async def test_raised_cost_error_is_answered_by_the_handler() -> None:
 
 
 async def test_a_raised_refusal_is_answered_by_the_middleware() -> None:
-    """Around an application that leaves it alone, and inside of Starlette."""
+    """Around an application without a handler, and inside of Starlette."""
     report = guarded()
 
     async def bare(scope: Any, receive: Any, send: Any) -> None:

@@ -31,7 +31,7 @@ OK = (200, {})
 
 
 class Peer:
-    """Answers from a script, the last entry over and over, and notes what was sent at which second."""
+    """Answers from a script, repeats the last entry, and records the host and second of each request."""
 
     def __init__(self, clock: FakeClock, *script: tuple[int, dict[str, str]]) -> None:
         self._clock, self._script, self._start = clock, list(script or [OK]), clock.now
@@ -58,7 +58,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=["httpx", "httpx async", "requests"])
 def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Return what makes, for a peer and options, what sends a request and returns status and text."""
+    """Return a factory: given a peer and options, it returns a function that sends a request and returns status and text."""
 
     def httpx_client(peer: Peer, limit: Any = None, **options: Any) -> Ask:
         transport = RateLimitTransport(limit, httpx.MockTransport(peer), clock=clock, jitter=0, **options)
@@ -220,7 +220,7 @@ def test_request_waiting_for_limit_and_pause_is_counted_when_sent() -> None:
     options = OutboundOptions(Limiter, limiter, jitter=0, max_wait=300)
     earlier = exchange(lambda: None)
     next(earlier)
-    earlier.send(None)  # now it is under way
+    earlier.send(None)  # now it has been sent
     run(exchange(lambda: peer(httpx.Request("POST", URL))))
     assert peer.seconds == [200]
     assert not limiter.check("peer")

@@ -153,7 +153,7 @@ async def test_every_response_has_the_fields_under_asgi() -> None:
 
 
 def own_views() -> Any:
-    """Return views with and without limits of their own, and the limits of the site."""
+    """Return views with and without limits, and the limits of the site."""
     shared = limit("2/minute")
     urls = [
         path("own", shared(ok)),

@@ -552,7 +552,7 @@ async def test_fields_show_the_count_after_the_outcome() -> None:
 
 
 async def test_an_earlier_hold_is_settled_when_a_later_limit_refuses() -> None:
-    """429 does not count for the first limit, so what it held is given back."""
+    """429 does not count for the first limit, so its units are given back."""
     outcomes = limit("1/minute", count=range(200, 300), name="outcomes")
     app = FastAPI(dependencies=[Depends(outcomes), Depends(limit("0/minute"))])
     install(app)
@@ -564,7 +564,7 @@ async def test_an_earlier_hold_is_settled_when_a_later_limit_refuses() -> None:
     assert await outcomes.limiter.check("192.0.2.1")
 
 
-# --- Answers of one's own ---------------------------------------------------------------------------------------------
+# --- Custom responses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -642,7 +642,7 @@ async def test_refusals_are_in_the_openapi_document() -> None:
     assert operations["/described"]["429"]["description"] == "as I say"
 
 
-# --- Help for tests ---------------------------------------------------------------------------------------------------
+# --- Test helpers -----------------------------------------------------------------------------------------------------
 
 
 async def test_limits_can_be_switched_off() -> None:
@@ -688,7 +688,7 @@ async def test_fresh_limits_do_not_call_the_store() -> None:
         assert await codes(app, "/", "/") == [200, 429]
 
 
-# --- What users run into ----------------------------------------------------------------------------------------------
+# --- Common mistakes --------------------------------------------------------------------------------------------------
 
 
 async def test_exempt_routes_do_not_run_dependencies_of_limits() -> None:

@@ -339,7 +339,7 @@ def test_limit_applies_only_where_the_limited_view_is_registered() -> None:
         one.add_url_rule("/", view_func=page)
     app.add_url_rule("/free", view_func=page, endpoint="free")
     app.add_url_rule("/", view_func=exempt(limit("1/minute")(page)))
-    for one in (other, bare):  # before the one that has the limit is asked
+    for one in (other, bare):  # before the first request to the application with the limit
         with client_of(one) as client:
             assert [client.get(path).status_code for path in ("/ok", "/", "/")] == [200] * 3
     with client_of(app) as client:

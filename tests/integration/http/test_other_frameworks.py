@@ -1,4 +1,4 @@
-"""Limits in aiohttp, and what the how-to page says about Litestar and Quart, which have no module of their own."""
+"""Limits in aiohttp, and the examples of the how-to page for Litestar and Quart, which need no separate module."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class TestAiohttp:
             assert [(await client.get("places")).status_code for _ in range(2)] == [200, 200]
 
     async def test_limits_of_application_and_subapplication_share_the_fields(self) -> None:
-        """What the outer one holds is settled, too."""
+        """Holds of the outer application are settled, too."""
 
         @web.middleware
         async def mending(request: web.Request, handler: Any) -> web.StreamResponse:

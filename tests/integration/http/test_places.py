@@ -1,4 +1,4 @@
-"""Limits of what is in flight: a place is held for the length of a request, streams included, and is then free."""
+"""Limits of requests in flight: a place is held until the request or stream ends."""
 
 from __future__ import annotations
 

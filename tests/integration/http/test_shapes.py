@@ -1,4 +1,4 @@
-"""Every shape of limiter goes the same way: at each edge, the answers and fields are those of the pure parts."""
+"""At each edge and with every kind of limiter, responses and fields match those of `Writer` and `refusal`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REALM: dict[str, Any] = {"user": by_address(), "realm": by_header("x-realm")}
 TIERED = fixed_window("2/minute", tiers={"pro": "3/minute"})
 
 SHAPES: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
-    # Rules, what the edge is told of requests, and what a limiter is asked for the same requests.
+    # Rules, options of the edge, and arguments of `Limiter.hit` for the same requests.
     "one rule": (("3/minute",), {}, {"key": "192.0.2.1"}),
     "token bucket": ((token_bucket("3/minute", burst=2),), {}, {"key": "192.0.2.1"}),
     "two rules": (("3/minute", "4/hour"), {}, {"key": "192.0.2.1"}),
@@ -62,7 +62,7 @@ def plain_wsgi(environ: Any, start_response: Callable[..., Any]) -> Iterable[byt
 
 
 def expected(rules: tuple[Any, ...], asked: dict[str, Any], times: int) -> Seen:
-    """Return what the pure parts make of the decisions of a limiter."""
+    """Return the responses that `Writer` and `refusal` make from the decisions of a limiter."""
     clock = FakeClock(START)
     limiter = Limiter(*rules, clock=clock)
     writer, seen = Writer(limiter.rules), []
@@ -128,11 +128,11 @@ def test_wsgi_response_matches_writer_and_refusal(shape: str) -> None:
     assert seen == expected(rules, asked, 6)
 
 
-# --- Whatever stands around the gate ----------------------------------------------------------------------------------
+# --- Every kind of limiter --------------------------------------------------------------------------------------------
 
 
 class WaitingGate:
-    """A gate that lets others run before it answers, as one over a network does."""
+    """A gate that yields to other tasks before it answers, like a remote one."""
 
     def __init__(self, gate: AsyncGate) -> None:
         self._gate = gate
@@ -181,7 +181,7 @@ def plain(path: Path) -> AsyncLimiter:
 
 @pytest.fixture(params=[plain, waiting, observed, on_disk, of_a_policy])
 async def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncLimiter]:
-    """Limiters of the same rule, differently bound."""
+    """Limiters with the same rule and different stores or hooks."""
     made: AsyncLimiter = request.param(tmp_path)
     yield made
     await made.aclose()
@@ -262,7 +262,7 @@ TWO = '[limiters.api]\nrules = ["3/minute", "9/hour"]\n'
 
 
 def follow(path: Path, kind: Any) -> tuple[Any, Callable[[], None]]:
-    """Return a limiter of a policy, and what puts the next one in force."""
+    """Return a limiter of a policy, and a function that activates the next policy."""
     file = path / "headgate.toml"
     file.write_text(ONE)
     live = kind.from_file(file, clock=FakeClock(START))
@@ -317,7 +317,7 @@ def test_wsgi_shows_the_rules_that_decided(tmp_path: Path) -> None:
 
 
 async def test_rules_changed_by_a_remote_store_appear_under_their_names() -> None:
-    """The decision of a remote store may be by other rules than those that the limiter was made with."""
+    """A remote store may decide by other rules than the limiter was created with."""
     limiter, others = AsyncLimiter("2/minute"), AsyncLimiter("3/minute", "9/hour")
     app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
     limiter.gate = others.gate

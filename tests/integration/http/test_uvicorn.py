@@ -101,7 +101,7 @@ async def test_handshakes(url: str) -> None:
 
 
 async def request_websocket(url: str) -> tuple[int, bytes]:
-    """Ask for a WebSocket by hand; return status and head of the answer."""
+    """Send a WebSocket handshake; return status and headers of the response."""
     port = int(url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     key = base64.b64encode(b"0123456789abcdef").decode()

@@ -233,7 +233,7 @@ def test_quota_can_depend_on_the_request() -> None:
     app = application(limiter, quota=quota, key=by_header("x-api-key"), quota_for=30)
     with client_of(app) as client:
         assert policies(client.get("/?7", headers={"x-api-key": "a"})) == {"per-minute": 7}
-        assert left(client.get("/?9", headers={"x-api-key": "a"})) == {"per-minute": 5}  # as it was known
+        assert left(client.get("/?9", headers={"x-api-key": "a"})) == {"per-minute": 5}  # cached quota
         assert policies(client.get("/", headers={"x-api-key": "b"})) == {"per-minute": 5}
         clock.advance(30)
         assert policies(client.get("/?9", headers={"x-api-key": "a"})) == {"per-minute": 9}

@@ -1,4 +1,4 @@
-"""HTTP edges with limiters of a policy file: they write what it asks for, and notice when it changes."""
+"""HTTP edges with limiters of a policy file: they send the fields it chooses, and follow its changes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def test_outcomes_are_counted_by_the_policy_of_the_request(file: Path) -> 
 
 
 async def test_policy_change_during_a_decision_breaks_no_response(file: Path) -> None:
-    """The answer is written by the rules that decided it, however many there are by now."""
+    """The response uses the rules of the decision, even if there are more rules now."""
     live = follow(file, ONE.format("5/minute"))
     app = asgi(live, cost=lambda _: 1)
     version: Any = live["api"].current
@@ -210,7 +210,7 @@ async def test_edge_created_during_a_reload_uses_the_newer_policy(
     live = follow(file, ONE.format("1/minute"))
 
     def reloading(*args: Any) -> Writer:
-        """Make the writer of the old rules, but late: another thread has put new ones in force."""
+        """Create the writer of the old rules too late: another thread has already loaded new ones."""
         monkeypatch.undo()
         writer = Writer(*args)
         rewrite(file, ONE.format("2/minute"))

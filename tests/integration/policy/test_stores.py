@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def name() -> str:
-    """A name for a limiter that nobody else has."""
+    """A unique name for a limiter."""
     return secrets.token_hex(8)
 
 

@@ -1,4 +1,4 @@
-"""What is evidence of an outage, and what is not, on real servers, from threads and from tasks."""
+"""Evidence of an outage on real servers, from threads and from tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.flavours import done
 Flavour = type[Limiter] | type[AsyncLimiter]
 AnyServer = RedisServer | PostgresServer
 PATIENCE = 60.0
-"""Seconds; no test waits so long unless it fails."""
+"""Seconds; only a failing test waits until the end."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def store_on(server: AnyServer, deadline: float) -> RedisStore | PostgresStore:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return as soon as something is true. Nothing is asked of any limiter meanwhile."""
+    """Return when a condition is true, without calling a limiter."""
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  # whatever it depends on has no event
             await asyncio.sleep(0.01)

@@ -20,7 +20,7 @@ from tests.unit.flavours import done
 AnyStore = RedisStore | PostgresStore | ServerStore
 Flavour = type[Limiter] | type[AsyncLimiter]
 PATIENCE = 60.0
-"""Seconds; no test waits so long unless it fails."""
+"""Seconds; only a failing test waits until the end."""
 
 URLS = {
     "redis": "redis://{}",
@@ -45,7 +45,7 @@ class Silent(socketserver.BaseRequestHandler):
 
 
 class Replying(Silent):
-    """Replies once, whatever it is sent."""
+    """Replies once to any request."""
 
     reply = b""
 

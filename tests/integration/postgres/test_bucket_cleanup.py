@@ -82,7 +82,7 @@ def test_cleanup_runs_in_batches_and_reports_them(
 
 
 def test_each_batch_is_committed(url: str, connection: psycopg.Connection, table: str) -> None:
-    """Somebody who stops half-way has done half: seen by a table whose third step fails."""
+    """A cleanup that fails in its third batch keeps the first two."""
     fill(connection, table, [OLD], keys=100)
     connection.execute(
         f"""
@@ -111,7 +111,7 @@ def test_only_one_cleanup_runs_at_a_time(url: str, connection: psycopg.Connectio
     buckets = BucketTable(RULE, table=table)
     fill(connection, table, [OLD], keys=30)
     with psycopg.connect(url) as other:
-        other.execute("SELECT 1")  # so the transaction is the caller's, and goes on
+        other.execute("SELECT 1")  # so the transaction belongs to the caller, and stays open
         assert buckets.cleanup(other).deleted == 30
         fill(connection, table, [OLD], keys=5)
         assert buckets.cleanup(connection).ran is False

@@ -27,7 +27,7 @@ TEN = datetime(2026, 3, 5, 10, tzinfo=UTC)
 
 
 def at(minutes: float) -> datetime:
-    """Return an instant so many minutes after ten."""
+    """Return a time in minutes after ten o'clock."""
     return TEN + timedelta(minutes=minutes)
 
 
@@ -66,7 +66,7 @@ def rows(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
 
 
 def hold(connection: psycopg.Connection, buckets: BucketTable, *args: Any, **options: Any) -> BucketDecision:
-    """Hold in a transaction of its own."""
+    """Hold in a separate transaction."""
     with connection.transaction():
         return buckets.hold(connection, *args, **options)
 
@@ -180,7 +180,7 @@ def test_keys_of_every_type_are_counted_apart(
 
 
 def test_names_are_quoted(connection: psycopg.Connection) -> None:
-    """Also those that would be something else if they were not."""
+    """Without quotes, these names would be SQL injections."""
     schema, table, key, bucket, count = (
         f'{word}"; DROP TABLE "x\'{{}}%s$1' for word in ("s", "t", "k", "b", "c")
     )
@@ -233,7 +233,7 @@ def test_daylight_saving_and_time_zones_change_nothing(
     assert rows(connection, table)[0][1] == datetime(2026, 3, 8, 3, tzinfo=UTC)
 
 
-# --- The same answers as everywhere -------------------------------------------------------------------------------------
+# --- Same decisions as other stores -------------------------------------------------------------------------------------
 
 steps = st.lists(
     st.tuples(
@@ -365,12 +365,12 @@ def test_units_are_rolled_back_with_the_work(connection: psycopg.Connection, tab
 
 
 def test_parallel_transactions_get_exactly_the_limit(url: str, table: str) -> None:
-    """All ask before any commits, which is where a count as old as the wait for the lock would admit them all."""
+    """All hold before any commits: a count read before the wait for the lock would admit them all."""
     buckets = BucketTable("3/hour", table=table)
 
     def submit(number: int) -> bool:
         with psycopg.connect(url) as connection:
-            connection.execute("SELECT 1")  # the transaction has begun, and so has whatever it might remember
+            connection.execute("SELECT 1")  # begin the transaction, with its snapshot
             return buckets.hold(connection, "a").allowed
 
     with ThreadPoolExecutor(11) as pool, psycopg.connect(url) as first:
@@ -398,7 +398,7 @@ def test_rollback_frees_units_for_a_waiting_transaction(url: str, table: str) ->
 
 
 def await_waiters(url: str, count: int) -> None:
-    """Return once so many sessions wait for an advisory lock."""
+    """Return when this number of sessions wait for an advisory lock."""
     query = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     end = time.monotonic() + 60
     with psycopg.connect(url, autocommit=True) as connection:
@@ -435,7 +435,7 @@ def test_higher_isolation_is_refused(url: str, table: str, level: IsolationLevel
             buckets.hold(connection, "a")
         with pytest.raises(StoreConflict, match="READ COMMITTED"):
             buckets.record(connection, "a")
-        assert buckets.check(connection, "a")  # a look needs no lock
+        assert buckets.check(connection, "a")  # a check needs no lock
         connection.rollback()
         assert rows(connection, table) == []
 

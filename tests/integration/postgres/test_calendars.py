@@ -1,4 +1,4 @@
-"""Calendar windows by the database's clock, whatever this machine's says."""
+"""Calendar windows follow the database's clock, even if the local clock is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture(params=[timedelta(0), -3 * YEAR, 3 * YEAR, timedelta(hours=-30)])
 def corrections(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Set the clock of this machine wrong, and return what the database then says."""
+    """Set the clock of this machine wrong, and return the corrections by the database."""
     wrong_by = request.param // timedelta(microseconds=1)
     right, correct = WallClock.now_us, ServerTime.correct
     said: list[int] = []
@@ -51,7 +51,7 @@ def test_database_clock_selects_the_window(store: PostgresStore, name: str, corr
     hold = limiter.hold("a", 3)
     assert hold.confirm(2)
     assert limiter.check("a", 0).remaining == 4
-    assert len(corrections) <= 1  # what the database has said is remembered
+    assert len(corrections) <= 1  # the correction is remembered
 
 
 async def test_only_calls_with_a_wrong_window_are_sent_again(

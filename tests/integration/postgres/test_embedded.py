@@ -1,4 +1,4 @@
-"""A server whose files are kept: the embedded database of a program."""
+"""A server that keeps its files, as the embedded database of a program."""
 
 from __future__ import annotations
 

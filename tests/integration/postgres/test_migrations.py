@@ -67,7 +67,7 @@ def test_missing_tables_error_names_the_migrate_command(empty_url: str) -> None:
 
 @contextmanager
 def role_on(url: str, *grants: str) -> Iterator[str]:
-    """Make a role that may connect and nothing else but what is granted, and return its URL."""
+    """Create a role with the right to connect and the given grants, and return its URL."""
     role = sql.Identifier(f"headgate_{secrets.token_hex(8)}")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")

@@ -1,4 +1,4 @@
-"""Databases that are there and do not let us count: that is said, and nothing is admitted for it."""
+"""Databases that are reachable but not usable: an error is raised, and nothing is admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes in a real database: what a race leaves behind, how rows go away, and databases of an earlier version."""
+"""Notes in a real database: races, removal of expired rows, and databases of an earlier version."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_expired_rows_are_removed_by_later_notes(empty_url: str) -> None:
 
 
 async def test_removal_skips_locked_rows(empty_url: str) -> None:
-    """A row that somebody has locked is left to another call."""
+    """A locked row is left to a later call."""
     migrate(empty_url)
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
         await store.note("old", "text", 60)
@@ -80,7 +80,7 @@ async def test_removal_skips_locked_rows(empty_url: str) -> None:
 
 
 def test_waiting_writer_gets_the_note_of_the_first_writer(url: str, name: str) -> None:
-    """At READ COMMITTED the statement that waited does not see it by itself."""
+    """At READ COMMITTED, the waiting statement does not see the new row by itself."""
     key = note_key("headgate", name)
     told: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""When the database is killed, hangs, is restarted, is full or may only be read: limiters go on, and come back."""
+"""The database is killed, hangs, restarts, is full or is read-only: limiters keep working and recover."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from tests.integration.redis.proxy import Proxy
 pytestmark = pytest.mark.usefixtures("deadlines")
 
 DEADLINE = 0.5
-"""Seconds for which a server hangs until it is given up."""
+"""Seconds until a call to a hanging server times out."""
 
 
 HALF = ENOUGH_TO_FOLLOW
-"""So many leave together, and so many follow."""
+"""Calls per batch: one batch is sent, and a second one follows."""
 
 LIMIT = 50
 
 
 def hit_until_available(limiter: Limiter) -> Decision:
-    """Go on until the store answers again."""
+    """Send hits until the store answers again."""
     until = time.monotonic() + PATIENCE
     while (decision := limiter.hit("probe")).degraded:
         assert time.monotonic() < until, "the limiter never went back to its store"
@@ -59,7 +59,7 @@ def hit_until_available(limiter: Limiter) -> Decision:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait for other tasks to bring something about."""
+    """Wait until other tasks make a condition true."""
     end = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < end, "it never happens"
@@ -67,7 +67,7 @@ async def until(happened: Callable[[], bool]) -> None:
 
 
 async def hit_until_available_async(limiter: AsyncLimiter) -> Decision:
-    """Go on until the store answers again."""
+    """Send hits until the store answers again."""
     until = time.monotonic() + PATIENCE
     while (decision := await limiter.hit("probe")).degraded:
         assert time.monotonic() < until, "the limiter never went back to its store"
@@ -77,7 +77,7 @@ async def hit_until_available_async(limiter: AsyncLimiter) -> Decision:
 
 @pytest.fixture
 def store(server: PostgresServer) -> Iterator[PostgresStore]:
-    """A store that waits for the disk: so that what it was told of is there after a crash."""
+    """A store that waits for the disk, so that its counts survive a crash."""
     with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=DEADLINE, durable=True) as store:
         yield store
 
@@ -137,7 +137,7 @@ async def test_tasks_continue_during_an_outage(
     repair = await asyncio.to_thread(breakage, server)
     await until(lambda: limiter.health.degraded >= 100)
     assert limiter.health.outages == 1
-    assert limiter.health.failures <= len(callers)  # those that were under way, and nobody after them
+    assert limiter.health.failures <= len(callers)  # only pending calls fail
     await asyncio.to_thread(repair)
     assert await hit_until_available_async(limiter)
     failures = limiter.health.failures
@@ -158,7 +158,7 @@ async def test_a_hold_that_cannot_be_released_stays_counted(
     assert await hold.release() == 0
     await asyncio.to_thread(repair)
     await hit_until_available_async(limiter)
-    assert (await limiter.check("a", 0)).remaining in (6, 10)  # a server that hung has read it all the same
+    assert (await limiter.check("a", 0)).remaining in (6, 10)  # a server that hung may have read it
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_no_thread_blocks_on_a_hanging_database(server: PostgresServer, store: P
 
 
 async def test_queued_calls_fail_with_the_hanging_call(server: PostgresServer, store: PostgresStore) -> None:
-    """They would only find out once more that nobody answers, one time-out after the other."""
+    """Otherwise each of them would wait for another timeout."""
     limiter = AsyncLimiter("1000/day", name="waiting", store=store, on_store_error="raise")
     await limiter.hit("a")
     server.pause()
     answers = await asyncio.gather(*(limiter.hit("a") for _ in range(300)), return_exceptions=True)
-    # The latter are those that a busy machine did not come to send in time.
+    # `StoreOverloaded`: a busy machine could not send the call in time.
     assert {type(answer) for answer in answers} <= {StoreTimeout, StoreUnavailable, StoreOverloaded}
     server.resume()
 
@@ -223,7 +223,7 @@ def test_call_times_out_if_it_cannot_get_a_lock(
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             gate.decide(Request("hit", "a"))
         deadlines.count = False
-        assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
+        assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # a check does not wait for locks
 
 
 def test_deadline_of_the_limiter_is_respected(server: PostgresServer) -> None:
@@ -256,7 +256,7 @@ async def test_a_restart_between_two_calls_of_tasks_is_noticed(
     limiter = AsyncLimiter("10/day", name="restart", store=store)
     for expected in (9, 8, 7):
         assert (await limiter.hit("a")).remaining == expected
-        server.restart()  # the event loop hears of it only after the next call was asked for
+        server.restart()  # the event loop notices it only after the next call has started
     assert (await limiter.hit("a")).remaining == 6
     await asyncio.to_thread(server.restart)  # and here before that
     assert (await limiter.hit("a")).remaining == 5
@@ -309,7 +309,7 @@ def test_notification_on_an_idle_connection_does_not_close_it(
     assert store._threads._dispatcher._wire is wire
 
 
-# --- A reply that is lost -----------------------------------------------------------------------------------
+# --- Lost replies -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
@@ -383,7 +383,7 @@ async def test_calls_queued_on_a_terminated_connection_are_retried(
 
 
 async def test_cancelled_batch_does_not_fail_the_next_batch(server: PostgresServer) -> None:
-    """Each is a transaction of its own."""
+    """Each batch is a separate transaction."""
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
         gate = store.bind_async("refused", (fixed_window("1000/day"),))
         await gate.decide(Request("hit", "a"))
@@ -406,7 +406,7 @@ async def test_cancelled_batch_does_not_fail_the_next_batch(server: PostgresServ
 
 
 def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:
-    """Return hits on `10/day`, from a thread or a task, that know of no policy."""
+    """Return a function that hits `10/day`, from a thread or a task, without a failure policy."""
     rules = (fixed_window("10/day"),)
     threads, tasks = store.bind(name, rules), store.bind_async(name, rules)
 
@@ -418,7 +418,7 @@ def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Aw
     return hit
 
 
-# --- No room, no right to write -----------------------------------------------------------------------------
+# --- No free connection, read-only --------------------------------------------------------------------------
 
 
 def test_a_database_without_a_free_connection_is_unavailable_until_there_is_one() -> None:

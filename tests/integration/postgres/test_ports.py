@@ -32,7 +32,7 @@ NOW = 1_700_000_000_000_000
 
 ADMITTED, NEVER, UNCOUNTABLE, NOT_OURS, OTHER_WINDOW = -1, -2, -3, -4, -5
 NO_RECEIPT = (-1, 0)
-"""What is sent in place of a receipt if there is none."""
+"""Sent in place of a missing receipt."""
 
 sizes = st.one_of(st.integers(1, 20), st.integers(1, MAX_UNITS), st.sampled_from([MAX_UNITS, 2**52, 2**35]))
 instants = st.one_of(st.integers(0, 200), st.integers(NOW, NOW + 200), st.integers(0, LATEST))
@@ -140,7 +140,7 @@ def kept(algorithm: Algorithm, state: State | None) -> list[int] | None:
 
 
 def shape(algorithm: Algorithm, now: int) -> tuple[int, ...]:
-    """Return what the database is told of a rule at a time."""
+    """Return the SQL parameters of a rule at a time."""
     return port_parameters(algorithm, now)[0]
 
 
@@ -163,7 +163,7 @@ def decide(
 
 
 def is_countable(algorithm: Algorithm, state: State | None) -> bool:
-    """Return whether a level can be counted in the caller's shape: the database still cuts it off if it cannot."""
+    """Return whether a level fits the caller's parameters; otherwise the database truncates it."""
     if not isinstance(algorithm, TokenBucket) or state is None:
         return True
     return -(state[1] * algorithm.d // -state[5]) <= MAX_UNITS
@@ -251,7 +251,7 @@ def test_sql_refund_matches_python(
     assert after is not None
     receipt = algorithm.receipt(state, after, cost)
     hits = data.draw(st.integers(0, 2))
-    for number in range(hits):  # others come in between, who may also get their units back
+    for number in range(hits):  # other hits follow, and may also be refunded
         following, verdict = algorithm.decide(after, times[1], 1, (birth + 1 + number) % MAX_UNITS)
         if verdict.allowed and following is not None:
             if data.draw(st.booleans()):
@@ -261,7 +261,7 @@ def test_sql_refund_matches_python(
     if data.draw(st.integers(0, 5)) == 0:
         after = None
     if after and isinstance(algorithm, SlidingWindow) and data.draw(st.booleans()):
-        after = (*after[:-1], 1)  # less than was held there: somebody gave back what was not theirs
+        after = (*after[:-1], 1)  # fewer units than were held: another caller refunded too much
     if after and isinstance(algorithm, TokenBucket) and data.draw(st.booleans()):
         after = (*after[:3], data.draw(st.integers(MAX_UNITS - 5, MAX_UNITS)), *after[4:])
     back = data.draw(st.integers(0, cost + 3))
@@ -305,7 +305,7 @@ def test_sql_move_matches_python(
         receipt = algorithm.receipt(before, after, cost)
         state = after
         following, verdict = algorithm.decide(state, times[1], data.draw(costs), MAX_UNITS - 3)
-        if data.draw(st.booleans()):  # another one comes in between
+        if data.draw(st.booleans()):  # another hit follows
             state = following
     if data.draw(st.integers(0, 5)) == 0:
         state = None
@@ -370,7 +370,7 @@ def test_time_outside_the_sent_windows_is_returned(ask: psycopg.Connection, stat
 
 
 def test_moving_a_hold_of_a_later_window_needs_the_current_windows(ask: psycopg.Connection) -> None:
-    """Only they tell which of the two windows is the later one."""
+    """They are needed to order the two windows."""
     day, now = Calendar("rule", 5, "day", "UTC"), NOW - 3 * 24 * 3600 * 1_000_000
     state = (7, window_end("day", "UTC", NOW), 3)
     arguments = (*shape(day, NOW), list(state), [*state[:2]], 3, now, 1, 2)

@@ -1,4 +1,4 @@
-"""The store itself: how often it asks, what it writes, what it locks, what it clears away."""
+"""The store itself: number of calls, rows written, locks, and removal of expired states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from headgate.testing import FakeClock
 from tests.integration.postgres.conftest import execute
 
 PATIENT = 60.0
-"""Seconds: how long a call may take is not what these tests are about."""
+"""Seconds; long, because these tests do not check deadlines."""
 
 THREE_RULES = (
     sliding_window("1000/day", scope="user"),
@@ -52,7 +52,7 @@ ALL_KINDS = (fixed_window, sliding_window, sliding_log, token_bucket)
 
 
 def key_of(name: str, rule: Rule, key: str) -> bytes:
-    """Return where a state is."""
+    """Return the key of a state."""
     return storage_key(storage_prefix("headgate", name, rule), key)
 
 
@@ -76,7 +76,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-# --- One call per request, and fewer when there are many ----------------------------------------------------
+# --- One call per request or batch --------------------------------------------------------------------------
 
 
 def test_request_with_many_rules_is_one_call(store: PostgresStore, name: str, sent: list[str]) -> None:
@@ -105,7 +105,7 @@ async def test_waiting_calls_are_sent_in_one_batch(url: str, name: str, sent: li
         limiter = AsyncLimiter("100/minute", name=name, store=store)
         decisions = await asyncio.gather(*(limiter.hit("a") for _ in range(300)))
         assert sum(decision.allowed for decision in decisions) == 100
-        # Connecting took a while, so all were there when the first left.
+        # Connecting took a while, so all calls were queued when the first batch was sent.
         assert sent == ["many"] * -(300 // -MOST_PER_BATCH)
 
 
@@ -194,7 +194,7 @@ async def test_batch_decides_like_single_calls_in_order(url: str, name: str, key
 
 
 def test_batches_of_several_processes_get_exactly_the_limit(url: str, name: str) -> None:
-    """Event loops in threads stand for processes: each has a connection of its own."""
+    """Event loops in threads simulate processes: each has a separate connection."""
     keys = [f"key {number}" for number in range(12)]
 
     async def race() -> list[str]:
@@ -209,7 +209,7 @@ def test_batches_of_several_processes_get_exactly_the_limit(url: str, name: str)
     assert {key: won.count(key) for key in keys} == dict.fromkeys(keys, 30)
 
 
-# --- What is written ----------------------------------------------------------------------------------------
+# --- Writes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", ALL_KINDS)
@@ -272,7 +272,7 @@ def test_time_comes_from_the_database(
     assert row[1] - row[0] in (0, 1)  # a day may have begun in between
 
 
-# --- Rows come and go ---------------------------------------------------------------------------------------
+# --- Expired rows -------------------------------------------------------------------------------------------
 
 
 def test_expired_states_are_removed_by_later_calls(empty_url: str, name: str) -> None:
@@ -355,7 +355,7 @@ def test_state_with_a_given_time_is_kept_an_hour_longer(
     assert row[0] > 3_000_000_000
 
 
-# --- Nobody waits for each other for ever -------------------------------------------------------------------
+# --- Deadlocks and connections ------------------------------------------------------------------------------
 
 
 def test_requests_with_the_same_keys_in_any_order_never_deadlock(empty_url: str, name: str) -> None:
@@ -461,7 +461,7 @@ async def test_cancelled_call_does_not_affect_others(url: str, name: str) -> Non
         limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
         await limiter.hit("warm")
         first = asyncio.create_task(limiter.hit("a"))
-        await asyncio.sleep(0)  # it has left
+        await asyncio.sleep(0)  # it has been sent
         waiting = [asyncio.create_task(limiter.hit("a")) for _ in range(4)]
         await asyncio.sleep(0)
         waiting[1].cancel()
@@ -474,7 +474,7 @@ async def test_cancelled_call_does_not_affect_others(url: str, name: str) -> Non
             False,
             False,
         ]
-        # The one that had left counts as charged; the one that had not was not sent.
+        # The cancelled call that was already sent is charged; the queued one is not.
         assert (await limiter.check("a", 0)).remaining == 96
 
 
@@ -490,7 +490,7 @@ async def test_a_hold_whose_caller_is_cancelled_is_released(url: str, name: str)
         hold.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hold
-        await limiter.hit("b")  # the reply has come, and the release has left, before this one's
+        await limiter.hit("b")  # the reply arrived, and the release was sent, before this call
         await limiter.hit("b")
         assert [result.remaining for result in (await limiter.check("a", 0)).results] == [100, 100]
 
@@ -508,7 +508,7 @@ async def test_record_is_completed_if_its_caller_is_cancelled(url: str, name: st
         assert (await limiter.check("a", 0)).remaining == 95
 
 
-# --- Loops, forks, ends -------------------------------------------------------------------------------------
+# --- Event loops and closing --------------------------------------------------------------------------------
 
 
 def test_a_store_serves_one_event_loop_after_the_other(store: PostgresStore, name: str) -> None:
@@ -590,7 +590,7 @@ def test_a_database_with_another_isolation_level_is_refused(url: str, name: str,
 
 
 def test_without_prepared_statements_no_session_state_is_needed(url: str, name: str) -> None:
-    """As behind a pooler in transaction mode, where each call may meet another session."""
+    """This is the case behind a pooler in transaction mode, where each call may use another session."""
     with PostgresStore(url, prepare=False, deadline=PATIENT) as store:
         limiter = Limiter("5/day", "50/week", name=name, store=store, on_store_error="raise")
         for expected in (4, 3, 2):
@@ -612,7 +612,7 @@ def test_lost_prepared_statements_error_names_the_option(url: str, name: str) ->
 def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tasks are cancelled, the one that connects among them."""
+    """All its tasks are cancelled, also the connecting one."""
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("5/day", name=name, store=store, on_store_error="raise")
     reached, go_on = threading.Event(), threading.Event()
@@ -637,7 +637,7 @@ def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
 
 
 async def test_partially_sent_call_is_completed(url: str, name: str) -> None:
-    """More than the network takes at once: what is left is sent when there is room."""
+    """The call is larger than the send buffer: the rest is sent when there is room."""
     rules = [fixed_window("1000/day", name=f"{'x' * 2000}{number}") for number in range(40)]
     async with PostgresStore(url, deadline=PATIENT) as store:
         limiter = AsyncLimiter(*rules, name=name, store=store, on_store_error="raise")
@@ -666,7 +666,7 @@ def test_invalid_options_are_refused(bad: Callable[[], PostgresStore], problem: 
 
 
 def test_interrupted_store_opens_another_connection(store: PostgresStore, name: str) -> None:
-    """A reply that nobody has read must not be taken for that to the next call."""
+    """An unread reply must not be used for the next call."""
     limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
     limiter.hit("a")
     wire = store._threads._dispatcher._wire

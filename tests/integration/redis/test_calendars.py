@@ -1,4 +1,4 @@
-"""Calendar windows by the server's clock, whatever the clock of this machine says."""
+"""Calendar windows follow the server's clock, even if the local clock is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ YEAR_US = 366 * 86_400_000_000
 
 @pytest.fixture(params=[-3 * YEAR_US, 5 * YEAR_US], ids=["behind", "ahead"])
 def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """What this machine takes the time for: years behind the server, or ahead of it."""
+    """The local clock, years behind the server or ahead of it."""
     clock = FakeClock((WallClock().now_us() + request.param) / 1_000_000)
     monkeypatch.setattr(port_parameters, "WallClock", lambda: clock)
     return clock
@@ -131,7 +131,7 @@ def test_in_a_cluster_each_slot_is_retried(wrong_clock: FakeClock) -> None:
 
 
 def test_a_server_whose_clock_keeps_jumping_is_unavailable(server: RedisServer, name: str) -> None:
-    """A call is asked again once: nothing was charged, and its caller waits."""
+    """A call is retried once: nothing was charged, and its caller waits."""
     plan = codec.plans((calendar("5/day"),)).own
     call = plan.decide(Operation.HIT, (b"key",), 1, 0)
     wrong = call.body[:3] + plan.decide(Operation.HIT, (b"key",), 1, None).body[3:27] + call.body[27:]

@@ -121,7 +121,7 @@ def test_braces_in_a_key_do_not_select_the_slot(name: str) -> None:
 
 
 def test_rules_in_several_slots_decide_like_one_store(store: RedisStore) -> None:
-    """Alone, one slot after the other looks like all at once: to the microsecond, refusals included."""
+    """Without other callers, slots charged one by one decide like one store, to the microsecond and with refusals."""
     clock = FakeClock()
     name = next(n for n in names() if len(set(slots_of(n, SCOPED, WHO))) == len(SCOPED))
     assert not store.guarantees.all_or_nothing
@@ -292,7 +292,7 @@ async def test_tasks_follow_a_slot_during_migration(
         cluster.move(slot, target, source)
 
 
-# --- Clients and mistakes --------------------------------------------------------------------------------------------
+# --- Clients and invalid options -------------------------------------------------------------------------------------
 
 
 def test_given_cluster_client_works_in_threads(cluster: Cluster, name: str) -> None:
@@ -344,7 +344,7 @@ KEYS, LIMIT = 40, 25
 
 
 def seeds(cluster: Cluster) -> str:
-    """Return the URL of a cluster, of whose nodes the first is not there."""
+    """Return the URL of a cluster; its first node is unreachable."""
     nodes = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
     return f"redis+cluster://127.0.0.1:{find_free_port()},{nodes}"
 

@@ -1,4 +1,4 @@
-"""Calls that wait while a round trip is under way leave together in the next one. The server's own counters tell."""
+"""Calls that wait during a round trip are sent together in the next one. The server counts the calls."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_scripts_lost_under_load_fail_no_call(
 
 
 async def until_sent(pending: asyncio.Future[Any]) -> None:
-    """Let the event loop run until a call is on its way; it has nothing else to do."""
+    """Run the event loop until a call has been sent; no other task is ready."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert not pending.done()
@@ -179,7 +179,7 @@ async def test_a_cancelled_hold_is_released(server: RedisServer, store: RedisSto
 
 
 async def test_hold_cancelled_when_its_reply_arrives_is_released(store: RedisStore) -> None:
-    """The reply is there and the caller has not yet been told: that is the moment at which nobody feels responsible."""
+    """The reply has arrived, but the caller has not resumed yet: the hold could be lost here."""
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     await limiter.hit("warm")
 
@@ -197,7 +197,7 @@ async def test_hold_cancelled_when_its_reply_arrives_is_released(store: RedisSto
 
 
 async def until_answered(task: asyncio.Task[None]) -> None:
-    """Return when what a task waits for has happened and the task does not know it yet."""
+    """Return when the future awaited by a task is done, but the task has not resumed yet."""
     for _ in range(100_000):
         await asyncio.sleep(0)
         waiting: asyncio.Future[Any] | None = task._fut_waiter  # type: ignore[attr-defined]
@@ -228,8 +228,8 @@ async def test_release_is_completed_if_its_caller_is_cancelled(
 
 @pytest.mark.usefixtures("deadlines")
 async def test_hanging_server_fails_the_batch_and_all_queued_calls_together(server: RedisServer) -> None:
-    """One time-out: those who wait behind it do not wait for one of their own."""
-    # Long enough to send within half of it, also on a busy machine: what was asked later says nothing about the server.
+    """One timeout for all: queued calls do not wait for another one."""
+    # Long enough to send within half of it on a busy machine; calls sent later say nothing about the server.
     async with RedisStore(server.url, deadline=2) as store:
         gate = store.bind_async("x", AsyncLimiter("5/hour").rules)
         await gate.decide(Request("hit", "warm"))
@@ -242,7 +242,7 @@ async def test_hanging_server_fails_the_batch_and_all_queued_calls_together(serv
         assert len({id(answer) for answer in answers}) == len(answers)
         server.resume()
         assert (await gate.decide(Request("hit", "user 0")))[0]
-        # What had left was counted; what had not was not.
+        # Sent calls were counted; queued calls were not.
         counted = [
             (await gate.decide(Request("peek", f"user {i}", 0)))[0].remaining
             for i in (1, 3 * MOST_PER_BATCH - 1)
@@ -255,7 +255,7 @@ async def test_blocked_event_loop_is_not_a_server_timeout(server: RedisServer) -
         await AsyncLimiter("5/hour", name="warm", store=store, on_store_error="raise").hit("alice")
         limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise", deadline=0.2)
         call = asyncio.ensure_future(limiter.hit("alice"))
-        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)  # it has been sent
         await asyncio.sleep(0)
         block(0.5)
         assert await call

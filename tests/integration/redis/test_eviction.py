@@ -1,4 +1,4 @@
-"""A server that may drop our keys is said to do so."""
+"""A server that may evict our keys causes a warning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 async def test_policy_that_may_evict_our_keys_causes_a_warning(
     server: RedisServer, flavour: Flavour, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also one that drops only keys that expire: all of ours do."""
+    """Policies that evict only keys with an expiry also warn: all our keys expire."""
     server.command("CONFIG", "SET", "maxmemory", "100mb")
     server.command("CONFIG", "SET", "maxmemory-policy", policy)
     async with RedisStore(server.url) as store:
@@ -69,7 +69,7 @@ async def test_second_ping_opens_no_connection(server: RedisServer, flavour: Fla
         await done(limiter.ping())
         before = accepted(server)
         await done(limiter.ping())
-        assert accepted(server) - before == 1  # the one that asks
+        assert accepted(server) - before == 1  # the connection of `accepted`
 
 
 def test_reply_without_eviction_settings_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""Where doubles end: the script answers like the pure functions with the largest numbers that can be written."""
+"""Limits of doubles: with the largest allowed numbers, the script decides like the Python functions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from headgate.testing import FakeClock, ReferenceStore
 from tests.searching import SEEDS
 
 LAST_US = 2**53 - 1
-"""The last microsecond that can be written, in the year 2255."""
+"""The last supported microsecond, in the year 2255."""
 
 
 class Twins:
-    """A limiter on the server and one of the pure functions, asked the same at the same time."""
+    """A limiter on the server and one in memory, called with the same arguments at the same time."""
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
@@ -43,13 +43,13 @@ class Twins:
         ]
 
     def both(self, operation: str, *args: Any, **options: Any) -> Any:
-        """Return the answer of both, which must be one."""
+        """Return the result of both, which must be equal."""
         ours, pure = (_answer(getattr(limiter, operation), args, options) for limiter in self.limiters)
         assert getattr(ours, "decision", ours) == getattr(pure, "decision", pure)
         return Pair(self, ours, pure) if operation == "hold" else ours
 
     def agree(self) -> None:
-        """Check that both see the same in every way that can be asked."""
+        """Check that all checks of both are equal."""
         for cost in (0, 1):
             for tier in (None, "other"):
                 self.both("check", "alice", cost, tier=tier)
@@ -66,7 +66,7 @@ class Pair:
         self.twins.agree()
 
     def confirm(self, cost: int) -> Any:
-        """Return what both say."""
+        """Return the result of both."""
         answer = _answer(self.ours.confirm, (cost,), {})
         assert answer == _answer(self.pure.confirm, (cost,), {})
         return answer
@@ -158,7 +158,7 @@ BUCKETS = {
 
 
 STEPS = [*["hit"] * 2, *["hold", "time"] * 3, *["settle", "confirm"] * 2, "record", "tier"]
-"""What is done, as often as it is to be done."""
+"""Operations, repeated by weight."""
 
 
 @pytest.mark.parametrize("quotas", BUCKETS)
@@ -206,7 +206,7 @@ def test_token_buckets_match_the_reference_exactly(
 
 
 def test_a_release_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
-    """At the time before the hold the bucket was full; with what came after the hold it would have been overfull."""
+    """At the time before the hold the bucket was full; with the later hit it would exceed its capacity."""
     both = twins(token_bucket(BUCKETS["full"][0]))
     both.both("hit", "alice", 2_502_000)
     both.clock.advance(3_600)
@@ -225,13 +225,13 @@ def states_of(client: redis.Redis, name: str, layout: str) -> list[tuple[float, 
 
 
 def test_refund_total_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
-    """Before it would, the state begins anew, so that an old hold gives back nothing."""
+    """Before that, the state is reset, so that an old hold gives back nothing."""
     both = twins(token_bucket(Quota(1, 86_400_000_000, 100_000_000)))
     both.both("hit", "alice", 5)
     old = both.both("hold", "alice", 3)
     for _ in range(3):
         hold = both.both("hold", "alice", 90_000_000)
-        both.both("hit", "alice")  # with nothing in between, a release would only take the hold back
+        both.both("hit", "alice")  # without a hit in between, a release would only undo the hold
         hold.settle(0)
     before = both.both("check", "alice", 0)
     old.settle(0)

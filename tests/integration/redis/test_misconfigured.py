@@ -1,4 +1,4 @@
-"""Servers that are there and do not let us count: that is said, and nothing is admitted for it."""
+"""Servers that are reachable but not usable: an error is raised, and nothing is admitted."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_changed_password_is_detected(server: RedisServer, flavour: Flavou
     server.kill()
     server.options = ("--requirepass", "s3cret")
     server.start()
-    # The first call may still find the old connection broken, and that is an outage of a moment.
+    # The first call may still find the old connection broken: a short outage.
     async with asyncio.timeout(30):
         while limiter.health.state != "misconfigured":
             assert (await done(limiter.hit("alice"))).degraded
@@ -190,7 +190,7 @@ async def test_changed_password_is_detected(server: RedisServer, flavour: Flavou
 
 
 async def test_ping_of_a_non_redis_server_raises(headgate_postgres_server: str, flavour: Flavour) -> None:
-    """PostgreSQL hangs up on what it does not understand, so that it cannot be told from a server that is going down."""
+    """PostgreSQL closes the connection on unknown input, so it looks like a server that is shutting down."""
     place = headgate_postgres_server.partition("@")[2].partition("/")[0]
     limiter = flavour("5/hour", name="x", store=f"redis://{place}", on_store_error="open")
     with pytest.raises(StoreError):

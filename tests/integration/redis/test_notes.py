@@ -1,4 +1,4 @@
-"""Notes on a real server: where they lie, how long, and what happens when the server does not answer."""
+"""Notes on a real server: keys, expiry, and lost replies."""
 
 from __future__ import annotations
 

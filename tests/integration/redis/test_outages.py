@@ -1,4 +1,4 @@
-"""A store that dies, hangs, refuses or loses replies, under load. Time-outs are counted, never measured."""
+"""A store that dies, hangs, refuses or loses replies, under load. Timeouts are counted, never measured."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.integration.redis.proxy import Proxy
 pytestmark = pytest.mark.usefixtures("deadlines")
 
 DEADLINE = 0.25
-"""Seconds for which a server hangs until it is given up."""
+"""Seconds until a call to a hanging server times out."""
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Return as soon as something is true; fail if that takes absurdly long."""
+    """Return when a condition is true; fail if that takes much too long."""
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
@@ -72,7 +72,7 @@ def break_by_pausing(server: RedisServer) -> Callable[[], object]:
 each_way_to_break = pytest.mark.parametrize("break_it", [break_by_killing, break_by_pausing])
 
 
-# --- One time-out per outage, then none -------------------------------------------------------------------------------
+# --- One timeout per outage -------------------------------------------------------------------------------------------
 
 
 @each_way_to_break
@@ -90,7 +90,7 @@ def test_an_outage_costs_one_failed_call(
                 decision = limiter.hit("alice")
                 assert decision.allowed
                 assert decision.degraded
-            # Long enough for several probes: none of them is at a caller's expense.
+            # Long enough for several probes: no caller waits for them.
             end = time.monotonic() + 3 * DEADLINE
             while time.monotonic() < end:
                 assert limiter.hit("alice").degraded
@@ -105,7 +105,7 @@ def test_an_outage_costs_one_failed_call(
 async def test_an_outage_costs_each_task_one_failed_call_at_most(
     server: RedisServer, break_it: Callable[[RedisServer], Callable[[], object]]
 ) -> None:
-    """All of them wait for the same round trip, and so for the same time-out."""
+    """All of them wait for the same round trip, and so for the same timeout."""
     async with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         AsyncLimiter("5/hour", name="x", store=store) as limiter,
@@ -170,7 +170,7 @@ def test_a_server_that_was_never_there_costs_one_failed_call() -> None:
 
 
 def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> None:
-    # A killed server is noticed at once, so the deadline is out of the way of threads that wait for one another.
+    # A killed server is noticed at once, so a long deadline avoids timeouts of threads that wait for each other.
     with Limiter("100000/hour", name="x", store=server.url, deadline=30) as limiter:
         stop = threading.Event()
         trouble: list[BaseException] = []
@@ -193,7 +193,7 @@ def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> N
                 server.start()
                 until(lambda: limiter.health.available)
                 assert limiter.health.outages == outage
-                # At most what was under way when it died: one call per thread.
+                # At most one pending call per thread when the server was killed.
                 assert limiter.health.failures <= outage * len(callers)
         finally:
             stop.set()
@@ -297,7 +297,7 @@ def test_reset_raises_with_every_failure_policy(policy: Any) -> None:
     "rule", [sliding_window("10/hour"), sliding_log("10/hour"), token_bucket("10/hour")], ids=str
 )
 def test_failure_policy_local_limits_requests_during_an_outage(server: RedisServer, rule: Any) -> None:
-    """No span holds more than the limit and, once per process, the share."""
+    """No period admits more than the limit plus, once per process, the local share."""
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         Limiter(rule, name="x", store=store, on_store_error=local(0.5)) as limiter,
@@ -310,7 +310,7 @@ def test_failure_policy_local_limits_requests_during_an_outage(server: RedisServ
         server.resume()
         until(lambda: is_available_again(limiter))
         after = sum(limiter.hit("alice").allowed for _ in range(100))
-        # The call that found out may have been counted before the server hung.
+        # The first failed call may have been counted before the server hung.
         assert admitted + after in (9, 10)
 
 
@@ -321,7 +321,7 @@ def test_local_holds_are_released_locally(server: RedisServer) -> None:
     ):
         on_server = limiter.hold("alice", 3)
         server.pause()
-        limiter.hit("somebody")  # finds out
+        limiter.hit("somebody")  # notices the outage
         in_memory = limiter.hold("alice", 5)
         assert in_memory.decision.degraded
         assert not limiter.hit("alice")
@@ -441,7 +441,7 @@ def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(proxy: Proxy) ->
         assert gate.decide(Request("peek", "alice", 0))[0].remaining == 1
 
 
-# --- What is logged --------------------------------------------------------------------------------------------------
+# --- Log messages ----------------------------------------------------------------------------------------------------
 
 
 def test_each_availability_change_is_logged_once(

@@ -35,7 +35,7 @@ def test_two(headgate_redis_url):
 HOLDER = """
 import signal, sys
 from headgate.testing.servers import RedisServer
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs inherit that SIGINT is ignored
 print(RedisServer(sys.argv[1]).start().pid, flush=True)
 sys.stdin.read()
 """
@@ -53,7 +53,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
         status = Path(f"/proc/{pid}/stat")
         return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
-    except ProcessLookupError:  # also of the file: it may end in between
+    except ProcessLookupError:  # also while reading: the process may end
         return False
 
 
@@ -133,7 +133,7 @@ def test_server_stops_with_the_process_that_started_it(kind: Kind, how: signal.S
 
 @each_kind
 def test_server_starts_for_an_unprivileged_user(kind: Kind) -> None:
-    """Of root we make somebody else; anybody else is somebody else already."""
+    """If the tests run as root, the server starts as another user."""
     pid = os.fork()
     if pid == 0:
         os._exit(_start_without_rights(kind))
@@ -154,7 +154,7 @@ def _start_without_rights(kind: Kind) -> int:
 
 
 def test_stopped_server_receives_no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no process; 0 would be the group of this one, and the last one may be somebody else's by now."""
+    """It has no process; 0 would be our process group, and the old process id may be reused."""
     with RedisServer() as server:
         signals: list[tuple[int, int]] = []
         monkeypatch.setattr(servers.os, "kill", lambda *signal: signals.append(signal))

@@ -1,4 +1,4 @@
-"""A primary that is found through a sentinel, and found again when it has become another server."""
+"""A primary that is found through a sentinel, also after a failover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLERS = 8
 
 @pytest.fixture
 def new_primary(server: RedisServer) -> Iterator[RedisServer]:
-    """A replica of the server, to be had before the sentinel, which looks for new ones only now and then."""
+    """A replica of the server; started before the sentinel, which looks for new replicas only rarely."""
     server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
     with RedisServer(server.kind) as new_primary:
         new_primary.command("REPLICAOF", "127.0.0.1", str(server.port))
@@ -40,7 +40,7 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
     config = tmp_path / "sentinel.conf"
     config.write_text(
         f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {server.port} 1\n"
-        f"sentinel failover-timeout primary 5000\n"  # of what has got stuck; three minutes by default
+        f"sentinel failover-timeout primary 5000\n"  # timeout of a stuck failover; three minutes by default
     )
     with subprocess.Popen(
         [find_binary(server.kind), config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
@@ -48,7 +48,7 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
         try:
             until(lambda: answers_ping(port))
             with redis.Redis(port=port) as sentinel, contextlib.suppress(redis.ResponseError):
-                # By default it takes ten seconds until the primary of before is told. Redis 6.2 knows no other.
+                # By default the old primary is reconfigured after ten seconds. Redis 6.2 cannot change that.
                 sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
             yield port
         finally:
@@ -57,18 +57,18 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def url(sentinel_port: int) -> str:
-    """The sentinel, behind one that is not there."""
+    """A URL with an unreachable sentinel before the real one."""
     return f"redis+sentinel://127.0.0.1:{find_free_port()},127.0.0.1:{sentinel_port}/primary/0"
 
 
 def fail_over(sentinel_port: int, new_primary: RedisServer) -> None:
-    """Make the replica the primary; a sentinel that is short of time may give that up, and is then asked once more."""
+    """Promote the replica; a busy sentinel may abort the failover, so it is requested again."""
     with redis.Redis(port=sentinel_port) as sentinel:
 
         def is_done() -> bool:
             is_primary = b"role:master" in new_primary.command("INFO", "replication")
             if not is_primary:
-                # Refused if it has not heard of the replica yet, or is in the middle of it.
+                # Refused if the sentinel does not know the replica yet, or if a failover is running.
                 with contextlib.suppress(redis.ResponseError, redis.ConnectionError):
                     sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
             return is_primary
@@ -196,5 +196,5 @@ async def test_tasks_under_load_follow_a_failover(
 
 
 def _is_asked(server: RedisServer) -> bool:
-    """Return whether somebody has a server decide; a primary's replicas are not asked, but sent what it wrote."""
+    """Return whether a server runs our script; replicas only receive the writes of their primary."""
     return b"cmdstat_evalsha" in server.command("INFO", "commandstats")

@@ -1,4 +1,4 @@
-"""The store on real servers: what is kept there, under what name, for how long, and what is done when it is in the way."""
+"""The store on real servers: keys, expiry, conflicts, scripts, clients and forks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headgate.stores.redis import RedisStore
 from headgate.testing.servers import RedisServer
 
 RULES = {
-    "fixed_window": fixed_window("5/day"),  # by the server's clock: the end of a minute is never far
+    "fixed_window": fixed_window("5/day"),  # by the server's clock: a minute could end during a test
     "sliding_window": sliding_window("5/minute"),
     "sliding_log": sliding_log("5/minute"),
     "token_bucket": token_bucket("5/minute"),
@@ -228,7 +228,7 @@ def test_applications_are_separated_by_namespace(url: str, name: str) -> None:
         assert Limiter("1/minute", name=name, store=two).hit("alice")
 
 
-# --- What is in the way ----------------------------------------------------------------------------------------------
+# --- Conflicts -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -326,7 +326,7 @@ def test_documented_rights_are_sufficient(server: RedisServer, name: str) -> Non
         limiter.hold("alice").release()
 
 
-# --- Clients of the user's -------------------------------------------------------------------------------------------
+# --- Given clients ---------------------------------------------------------------------------------------------------
 
 
 def test_given_client_works_in_threads(url: str, name: str) -> None:
@@ -369,7 +369,7 @@ def test_retries_of_a_given_client_are_not_used() -> None:
         limiter.hit("alice")
 
 
-# --- Event loops, processes, the end ---------------------------------------------------------------------------------
+# --- Event loops, forks, closing -------------------------------------------------------------------------------------
 
 
 def test_one_store_serves_one_event_loop_after_another(url: str, name: str) -> None:
@@ -435,7 +435,7 @@ def _child_of_fork(limiter: AsyncLimiter) -> int:
         decision = await limiter.hit("alice")
         return 0 if decision.remaining == 3 else 1
 
-    asyncio.events._set_running_loop(None)  # the parent's loop was running when we were forked out of it
+    asyncio.events._set_running_loop(None)  # the parent's loop was running at the fork
     try:
         return asyncio.new_event_loop().run_until_complete(hit())
     except BaseException:  # noqa: BLE001  # this process must end here, whatever happened

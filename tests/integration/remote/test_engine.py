@@ -1,4 +1,4 @@
-"""What the engine promises, on real servers of both kinds: few connections, exact counts, whole deadlines, nothing lost."""
+"""The engine on real servers of both kinds: few connections, exact counts, total deadlines, nothing lost."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.integration.deadlines import Deadlines
 from tests.unit.processes import Interrupted, interrupts
 
 PATIENT = 60.0
-"""Seconds: how long a call may take is not what most of these tests are about."""
+"""Seconds; long, because most of these tests do not check deadlines."""
 
 Store = RedisStore | PostgresStore
 
 
 class World:
-    """A server, and what it says about our connections."""
+    """A server and the number of our connections."""
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
@@ -49,7 +49,7 @@ class World:
         self.name = f"n{secrets.token_hex(8)}"
 
     def store(self, *, port: int | None = None, deadline: float = PATIENT) -> Store:
-        """Return a store whose connections have a name of their own."""
+        """Return a store whose connections have a unique name."""
         if self.kind == "redis":
             url = self.url if port is None else self.url.replace(f":{self.port}", f":{port}")
             return RedisStore(f"{url}?client_name={self.name}", deadline=deadline)
@@ -144,7 +144,7 @@ async def test_10000_parallel_tasks_get_exactly_the_limit(world: World) -> None:
 
 
 class TricklingProxy:
-    """Forwards connections; once told to, it lets replies through only byte by byte."""
+    """Forwards connections; on request, it forwards replies byte by byte."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -179,13 +179,13 @@ class TricklingProxy:
                     continue
                 for byte in data:
                     sink.sendall(bytes([byte]))
-                    self.pause.wait(0.05)  # the pace of a network that is nearly gone
+                    self.pause.wait(0.05)  # a very slow network
 
 
 def asking(
     store: Store, world: World, flavour: str, deadline: float | None = None
 ) -> Callable[[Request], Awaitable[Answer]]:
-    """Return what asks for `5/day`, from a thread or a task, and knows of no policy."""
+    """Return a function that hits `5/day`, from a thread or a task, without a failure policy."""
     rules = (fixed_window("5/day"),)
     if flavour == "tasks":
         return store.bind_async(world.name, rules, deadline=deadline).decide
@@ -196,7 +196,7 @@ def asking(
 async def test_deadline_covers_the_whole_call_with_a_slow_reply(
     world: World, flavour: str, deadlines: Deadlines
 ) -> None:
-    """Each byte comes well within the deadline; all of them do not."""
+    """Each byte arrives within the deadline, but the whole reply does not."""
     with contextlib.closing(TricklingProxy(world.port)) as proxy:
         async with world.store(port=proxy.port) as store:
             patient, hurried = asking(store, world, flavour), asking(store, world, flavour, deadline=0.2)
@@ -208,7 +208,7 @@ async def test_deadline_covers_the_whole_call_with_a_slow_reply(
             deadlines.count = False
             proxy.trickles.clear()
             proxy.pause.set()
-            # The reply that came too late is not taken for the one to this call.
+            # The late reply is not used for this call.
             assert (await patient(Request("peek", "warm", 5)))[0].remaining == 4
             assert (await patient(Request("peek", "a", 0)))[0].remaining == 4
 
@@ -242,7 +242,7 @@ async def test_cancelled_holds_leave_nothing_counted(world: World, steps: int) -
 
 
 async def test_hold_cancelled_when_its_reply_arrives_is_released(world: World) -> None:
-    """The reply is there and the caller has not yet seen it: that is the moment at which it would be lost."""
+    """The reply has arrived, but the caller has not resumed yet: the hold could be lost here."""
     async with world.store() as store:
         limiter = AsyncLimiter("1000/day", name=world.name, store=store, on_store_error="raise")
         gate = store.bind_async(world.name, limiter.rules)
@@ -299,7 +299,7 @@ def test_holds_of_tasks_cancelled_by_the_ending_event_loop_are_released(world: W
 
 
 async def until_answered(task: asyncio.Task[Any]) -> None:
-    """Return when what a task waits for has happened and the task does not know it yet."""
+    """Return when the future awaited by a task is done, but the task has not resumed yet."""
     async with asyncio.timeout(PATIENT):
         while True:
             await asyncio.sleep(0)
@@ -322,7 +322,7 @@ async def test_cancelled_records_and_releases_are_completed(world: World) -> Non
 
 
 async def until_remaining(limiter: AsyncLimiter, expected: dict[str, int]) -> None:
-    """Return when so much is left for each key: what was cancelled is completed in the background."""
+    """Return when the keys have these remaining units: cancelled calls are completed in the background."""
     async with asyncio.timeout(PATIENT):
         while {key: (await limiter.check(key, 0)).remaining for key in expected} != expected:
             pass
@@ -363,7 +363,7 @@ def test_interrupted_threads_neither_lose_connections_nor_mix_up_replies(world: 
                             interrupt_after(0)
                     except Interrupted:
                         interrupted += 1
-                    except StoreError:  # it shared a connection that was in doubt
+                    except StoreError:  # the call shared an interrupted connection
                         continue
         finally:
             stop.set()

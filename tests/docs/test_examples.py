@@ -1,12 +1,12 @@
 """Run the examples of README.md, CONTRIBUTING.md and docs/: every fenced block marked `python` or `pycon`.
 
 The blocks of a file run in order and share one namespace, as a reader would follow them, in an empty folder. `await`
-works at the top level, as in `python -m asyncio`; a `pycon` block must print what it shows. Blocks in other languages
+works at the top level, as in `python -m asyncio`; a `pycon` block must print the output shown. Blocks in other languages
 are not run, nor is one after a line `<!-- not run: the reason -->`. One after `<!-- needs: module -->` is run where that
 module is installed, as other limiters are with the extra `bench`.
 
-It is our own code because it is little to read, and does what we want of it together: top-level `await` in one event loop
-per page, a reason required for leaving a block out, and pages outside the folder of the tests.
+We use our own code because it is short and combines top-level `await` in one event loop per page, a required reason for
+skipping a block, and pages outside the folder of the tests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def run(block: Block, page: str, namespace: dict[str, Any], loop: asyncio.Runner) -> None:
-    """Run one example; what it raises carries the page and the line."""
+    """Run one example; its exceptions name the page and the line."""
     if block.language == "pycon":
         test = doctest.DocTestParser().get_doctest(block.code, namespace, page, page, block.line - 1)
         doctest.DebugRunner(optionflags=doctest.ELLIPSIS).run(test, clear_globs=False)
@@ -101,7 +101,7 @@ $ x
 """
 
 
-def test_blocks_are_found_where_they_stand() -> None:
+def test_blocks_are_found_with_their_line_numbers() -> None:
     blocks = blocks_of(EXAMPLE)
     assert [(block.language, block.line) for block in blocks] == [
         ("python", 3),
@@ -125,10 +125,10 @@ def test_a_wrong_example_fails(code: str) -> None:
         run(block, "page.md", {}, loop)
 
 
-def test_leaving_out_needs_a_reason() -> None:
+def test_skipping_a_block_needs_a_reason() -> None:
     assert len(blocks_of("<!-- not run: -->\n```python\n1\n```")) == 1
 
 
-def test_a_block_may_need_a_module() -> None:
+def test_block_is_skipped_if_its_module_is_missing() -> None:
     code = "<!-- needs: {} -->\n```python\n1\n```"
     assert [len(blocks_of(code.format(module))) for module in ("headgate", "no_such_module")] == [1, 0]

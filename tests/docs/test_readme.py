@@ -21,19 +21,19 @@ PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchma
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_link_targets_exist(page: str) -> None:
     path = ROOT / page
     links = LINK.findall(path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", [README, SCALE], ids=lambda path: path.name)
-def test_the_figures_are_those_of_the_results(page: Path) -> None:
+def test_figures_match_the_benchmark_results(page: Path) -> None:
     """If not: `python -m benchmarks.readme`."""
     assert with_figures(page) == page.read_text(encoding="utf-8")
 
 
-def test_it_has_at_most_500_words() -> None:
+def test_readme_has_at_most_500_words() -> None:
     """Code and tables do not count."""
     text = README.read_text(encoding="utf-8")
     prose = re.sub(
@@ -51,7 +51,7 @@ def examples() -> list[dict[str, Any]]:
     return namespaces
 
 
-async def test_the_examples_do_what_the_page_says(
+async def test_examples_behave_as_documented(
     capsys: pytest.CaptureFixture[str], headgate_limits: object
 ) -> None:
     _, web, model = examples()
@@ -83,11 +83,11 @@ EXAMPLE = """See [how](docs/how.md), [below](#below), [it](https://example.org).
 """
 
 
-def test_without_a_repository_links_are_text_and_pictures_are_left_out() -> None:
+def test_without_repository_links_become_text_and_pictures_are_removed() -> None:
     assert portable(EXAMPLE, None) == "See how, [below](#below), [it](https://example.org).\n"
 
 
-def test_with_a_repository_everything_leads_there() -> None:
+def test_with_repository_all_links_point_to_it() -> None:
     assert portable(EXAMPLE, "https://example.org/x") == (
         "See [how](https://example.org/x/blob/main/docs/how.md), [below](#below), [it](https://example.org).\n"
         "![A chart](https://example.org/x/raw/main/chart.svg)\n"

@@ -87,7 +87,7 @@ def dead_links(site: dict[str, Page]) -> Iterator[str]:
                 yield f"{name}: {link}"
 
 
-def test_every_link_and_anchor_leads_somewhere(site: dict[str, Page]) -> None:
+def test_every_link_and_anchor_exists(site: dict[str, Page]) -> None:
     assert sorted(set(dead_links(site))) == []
 
 
@@ -104,7 +104,7 @@ def test_every_link_and_anchor_leads_somewhere(site: dict[str, Page]) -> None:
         ("https://example.org/c.html#bottom", False),
     ],
 )
-def test_dead_links_are_found(link: str, is_dead: bool) -> None:
+def test_dead_links_are_detected(link: str, is_dead: bool) -> None:
     site = {"a.html": Page('<h1 id="top">'), "x/b.html": Page('<a id="here">')}
     site["x/a.html"] = Page(f'<h1 id="top"><a href="{link}">')
     assert bool(list(dead_links(site))) is is_dead
@@ -131,7 +131,7 @@ def test_search_finds_pages_by_common_terms(folder: Path, words: str, page: str)
     assert page in found
 
 
-def test_the_logo_is_that_of_the_dashboard() -> None:
+def test_logo_is_the_same_as_in_the_dashboard() -> None:
     dashboard = ROOT / "server" / "headgate_server" / "static" / "favicon.svg"
     assert (DOCS / "images" / "logo.svg").read_bytes() == dashboard.read_bytes()
 
@@ -169,7 +169,7 @@ def public_names() -> dict[str, list[str]]:
 
 
 def listed_names() -> dict[str, dict[str, str]]:
-    """Return the names on the page of public names with what they link to, by module."""
+    """Return the names on the page of public names and their link targets, by module."""
     _, *parts = re.split(r"^## `(.+)`$", API.read_text("utf-8"), flags=re.MULTILINE)
     return {
         module: dict(re.findall(r"\[`(\w+)`\]\[([\w.]+)\]", body))

@@ -52,7 +52,7 @@ async def statuses(app: Any, requests: int, **headers: str) -> list[int]:
         return [(await client.get("/quote")).status_code for _ in range(requests)]
 
 
-def test_the_script_prints_the_lines_of_the_page(tmp_path: Path) -> None:
+def test_script_prints_the_documented_lines(tmp_path: Path) -> None:
     (tmp_path / "quotes.py").write_text(SCRIPT, "utf-8")
     [shown] = blocks("python quotes.py")
     digits = re.compile(r"retry in [\d.]+ s")
@@ -89,7 +89,7 @@ async def test_without_redis_each_process_admits_half_of_the_limit(monkeypatch: 
 
 
 @pytest.mark.parametrize("source", [TIERED, DEPLOYED], ids=["tiers", "deployed"])
-def test_the_tests_of_the_page_pass(source: str, tmp_path: Path) -> None:
+def test_tests_in_the_tutorial_pass(source: str, tmp_path: Path) -> None:
     [tests] = blocks("test_quotes.py")
     (tmp_path / "quotes.py").write_text(source, "utf-8")
     (tmp_path / "test_quotes.py").write_text(tests, "utf-8")

@@ -18,7 +18,7 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:([1-9]\d*)")
 
 @contextmanager
 def running(name: str) -> Iterator[httpx.Client]:
-    """Start an example, and yield a client of it when it has said where it listens."""
+    """Start an example, wait until it prints its address, and yield a client."""
     command = [sys.executable, "-u", str(EXAMPLES / name)]
     with subprocess.Popen(
         command, env={**os.environ, "PORT": "0"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,4 +1,4 @@
-"""Time for the servers of these tests: a busy machine is no outage."""
+"""Long deadlines for these tests, so that a busy machine does not look like an outage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.deadlines import PATIENCE, Deadlines
 
 @pytest.fixture(autouse=True)
 def _patient_stores() -> Iterator[None]:
-    """Let stores wait for long, unless a test says for how long."""
+    """Give stores a long deadline, unless a test sets one."""
     with pytest.MonkeyPatch.context() as patches:
         for kind in (PostgresStore, RedisStore, ServerStore):
             patches.setitem(kind.__init__.__kwdefaults__, "deadline", PATIENCE)

@@ -20,12 +20,12 @@ PATIENCE = 60.0
 
 
 class Deadlines:
-    """Lets the deadlines of calls count only while a server is paused; before and after, each has a minute more.
+    """Makes deadlines of calls count only while a server is paused; otherwise each is a minute longer.
 
-    Nothing else is late either: what is given up has had its time, and each probe is waited for.
+    Nothing else times out early either: late calls and probes get a minute, too.
 
     Attributes:
-        count: Whether the deadlines of new calls count. A test may set it, for what hangs without a pause.
+        count: Whether the deadlines of new calls count. A test may set it if a call hangs without a pause.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,18 +45,18 @@ def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncLimiter:
     return AsyncLimiter(*RULES, name=name, store=urls[request.param]())
 
 
-async def wait_for_ever() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def hold_for_ever(limiter: AsyncLimiter) -> None:
+async def hold_forever(limiter: AsyncLimiter) -> None:
     async with limiter.hold("ada"):
-        await wait_for_ever()
+        await wait_forever()
 
 
-async def request_for_ever(limiter: AsyncLimiter) -> None:
+async def request_forever(limiter: AsyncLimiter) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await wait_for_ever()
+        await wait_forever()
 
     async def nothing(*_: Any) -> Any: ...
 
@@ -67,7 +67,7 @@ async def request_for_ever(limiter: AsyncLimiter) -> None:
 @pytest.mark.parametrize("limiter", STORES, indirect=True)
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("is_run", [True, False], ids=["asyncio.run", "close"])
-def test_a_loop_that_ends_during_calls_leaves_no_errors(
+def test_event_loop_ending_during_calls_logs_no_errors(
     limiter: AsyncLimiter,
     turns: int,
     is_run: bool,
@@ -81,9 +81,9 @@ def test_a_loop_that_ends_during_calls_leaves_no_errors(
     async def begin() -> None:
         await limiter.check("ada")
         for _ in range(20):
-            tasks.add(asyncio.ensure_future(hold_for_ever(limiter)))
-            tasks.add(asyncio.ensure_future(request_for_ever(limiter)))
-            tasks.add(asyncio.ensure_future(limiter.guard("ada")(wait_for_ever)()))
+            tasks.add(asyncio.ensure_future(hold_forever(limiter)))
+            tasks.add(asyncio.ensure_future(request_forever(limiter)))
+            tasks.add(asyncio.ensure_future(limiter.guard("ada")(wait_forever)()))
         for _ in range(turns):
             await asyncio.sleep(0)
         if turns == TURNS[-1]:  # some holds are taken then, and their tasks wait inside

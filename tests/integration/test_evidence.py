@@ -1,4 +1,4 @@
-"""What is evidence of an outage, and what is not, on real servers, from threads and from tasks."""
+"""Evidence of an outage on real servers, from threads and from tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.flavours import done
 Flavour = type[Limiter] | type[AsyncLimiter]
 AnyServer = RedisServer | PostgresServer
 PATIENCE = 60.0
-"""Seconds; no test waits so long unless it fails."""
+"""Seconds; only a failing test waits until the end."""
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,13 @@ def store_on(server: AnyServer, deadline: float) -> RedisStore | PostgresStore:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return as soon as something is true. Nothing is asked of any limiter meanwhile."""
+    """Return when a condition is true, without calling a limiter."""
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  # whatever it depends on has no event
             await asyncio.sleep(0.01)
 
 
-async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, flavour: Flavour) -> None:
+async def test_short_deadline_affects_only_its_own_call(server: AnyServer, flavour: Flavour) -> None:
     async with store_on(server, PATIENCE) as store:
         tight = flavour("1000/hour", name="tight", store=store, deadline=0.003)
         closed = flavour("1000/hour", name="closed", store=store, on_store_error="closed")
@@ -69,7 +69,7 @@ async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, fla
 
 
 @pytest.mark.usefixtures("deadlines")
-async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
+async def test_hanging_server_is_detected_despite_a_short_deadline(
     server: AnyServer, flavour: Flavour
 ) -> None:
     async with store_on(server, 0.2) as store:
@@ -87,7 +87,7 @@ async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
-async def test_a_quiet_limiter_notices_that_its_server_is_back(
+async def test_idle_limiter_notices_that_its_server_is_back(
     server: AnyServer, flavour: Flavour, policy: str
 ) -> None:
     async with store_on(server, PATIENCE) as store:
@@ -103,7 +103,7 @@ async def test_a_quiet_limiter_notices_that_its_server_is_back(
         assert not (await done(limiter.hit("alice"))).degraded
 
 
-async def test_a_store_that_was_closed_is_not_probed(server: AnyServer, flavour: Flavour) -> None:
+async def test_closed_store_is_not_probed(server: AnyServer, flavour: Flavour) -> None:
     store = store_on(server, PATIENCE)
     limiter = flavour("1000/hour", name="closed store", store=store)
     await done(limiter.hit("alice"))

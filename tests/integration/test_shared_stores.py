@@ -87,7 +87,7 @@ def test_threads_of_limiters_and_a_policy_use_one_connection(place: Place) -> No
         assert not again.hit("ada")
 
 
-def test_two_event_loops_share_a_store_and_close_it_one_after_the_other(place: Place) -> None:
+def test_two_event_loops_share_a_store_and_close_it_in_turn(place: Place) -> None:
     name, both_connected, first_closed = secrets.token_hex(8), threading.Barrier(3), threading.Event()
 
     async def first() -> Any:
@@ -117,7 +117,7 @@ def test_two_event_loops_share_a_store_and_close_it_one_after_the_other(place: P
 
 
 @forking
-def test_a_child_closes_its_store_and_not_that_of_its_parent(place: Place) -> None:
+def test_child_process_does_not_close_the_store_of_its_parent(place: Place) -> None:
     name = secrets.token_hex(8)
 
     def work() -> bool:
@@ -135,7 +135,7 @@ def test_a_child_closes_its_store_and_not_that_of_its_parent(place: Place) -> No
         assert place.connections() == 1
 
 
-def test_limiters_learn_of_an_outage_and_of_its_end_from_each_other() -> None:
+def test_limiters_share_the_start_and_end_of_an_outage() -> None:
     with (
         RedisServer() as server,
         Limiter("5/hour", name="a", store=server.url) as first,

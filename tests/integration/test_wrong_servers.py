@@ -20,7 +20,7 @@ from tests.unit.flavours import done
 AnyStore = RedisStore | PostgresStore | ServerStore
 Flavour = type[Limiter] | type[AsyncLimiter]
 PATIENCE = 60.0
-"""Seconds; no test waits so long unless it fails."""
+"""Seconds; only a failing test waits until the end."""
 
 URLS = {
     "redis": "redis://{}",
@@ -45,7 +45,7 @@ class Silent(socketserver.BaseRequestHandler):
 
 
 class Replying(Silent):
-    """Replies once, whatever it is sent."""
+    """Replies once to any request."""
 
     reply = b""
 
@@ -120,7 +120,7 @@ def store_at(url: str, deadline: float = PATIENCE) -> AnyStore:
         ("postgres", ["postgresql with TLS"], "does not support SSL"),
     ],
 )
-async def test_an_invalid_reply_is_a_misconfiguration(
+async def test_invalid_reply_is_a_misconfiguration(
     places: dict[str, str], kind: str, urls: list[str], message: str, flavour: Flavour
 ) -> None:
     for url in urls:

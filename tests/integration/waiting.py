@@ -1,4 +1,4 @@
-"""Waiting for a server to get where a test needs it."""
+"""Wait until a server has a certain state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Return as soon as something is true; fail if that takes absurdly long.
+    """Return when a condition is true; fail if that takes much too long.
 
     A server that is busy or just starting may drop a connection: that is not true yet.
     """

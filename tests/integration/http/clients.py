@@ -1,4 +1,4 @@
-"""What the tests of applications share: clients, and a reader for what we write."""
+"""Shared helpers for tests of applications: clients, and functions that parse our fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def client_of(app: Any, address: str = "192.0.2.1") -> AsyncIterator[httpx
 
 
 def left(response: httpx.Response) -> dict[str, int]:
-    """Return what is left of each policy, by name."""
+    """Return the remaining units of each policy, by name."""
     items: Any = http_sf.parse(response.headers["ratelimit"].encode(), tltype="list")
     return {name: parameters["r"] for name, parameters in items}
 
@@ -46,7 +46,7 @@ def is_complete(response: httpx.Response) -> bool:
 
 
 async def connect(app: Any, path: str = "/echo", *, denial: bool = True, heard: bool = False) -> list[Any]:
-    """Open a WebSocket, say hello, hang up, and return all messages of the application.
+    """Open a WebSocket, send one message, disconnect, and return all messages of the application.
 
     Args:
         app: The application.

@@ -109,7 +109,7 @@ async def test_every_response_has_the_fields(path: str, code: int) -> None:
     assert left(response) == {"per-minute": 4}
 
 
-async def test_a_refusal_is_a_problem_and_never_reaches_the_application() -> None:
+async def test_refused_request_gets_problem_json_and_skips_the_application() -> None:
     reached = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -132,7 +132,7 @@ async def test_a_refusal_is_a_problem_and_never_reaches_the_application() -> Non
     assert text.text.startswith("Too many requests.")
 
 
-async def test_remaining_counts_down_and_comes_back() -> None:
+async def test_remaining_decreases_and_recovers_after_retry_after() -> None:
     clock = FakeClock()
     async with client_of(application(AsyncLimiter(fixed_window("2/minute"), clock=clock))) as client:
         remaining = [(await client.get("/")).headers["x-ratelimit-remaining"] for _ in range(2)]
@@ -158,7 +158,7 @@ async def test_styles_of_fields() -> None:
     assert int(response.headers["x-ratelimit-reset"]) in (60, 61)
 
 
-async def test_a_message_that_the_application_sends_every_time_is_left_alone() -> None:
+async def test_reused_response_message_is_not_modified() -> None:
     start = {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]}
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -170,7 +170,7 @@ async def test_a_message_that_the_application_sends_every_time_is_left_alone() -
     assert start["headers"] == [(b"a", b"b")]
 
 
-async def test_a_start_without_headers_gets_them() -> None:
+async def test_response_start_without_headers_gets_the_fields() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body"})
@@ -218,7 +218,7 @@ async def test_an_exception_in_the_middle_of_a_response_is_not_answered_again() 
     assert len(sent) == 1
 
 
-async def test_added_to_an_application_it_answers_exceptions_like_starlette() -> None:
+async def test_with_add_middleware_exceptions_are_answered_like_starlette() -> None:
     bare, limited = (Starlette(routes=ROUTES) for _ in range(2))
     limited.add_middleware(RateLimitMiddleware, limiter="5/minute")
     async with client_of(bare) as client:
@@ -235,14 +235,14 @@ async def handle(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 500)
 
 
-async def test_added_to_an_application_it_leaves_a_handler_of_exceptions_alone() -> None:
+async def test_with_add_middleware_exception_handlers_still_work() -> None:
     app = Starlette(routes=ROUTES, exception_handlers={Exception: handle})
     app.add_middleware(RateLimitMiddleware, limiter="5/minute")
     async with client_of(app) as client:
         assert (await client.get("/broken")).json() == {"error": "broken"}
 
 
-async def test_around_an_application_also_a_handlers_answer_has_the_fields() -> None:
+async def test_around_an_application_handler_responses_have_the_fields() -> None:
     app = Starlette(routes=ROUTES, exception_handlers={500: handle})
     async with client_of(RateLimitMiddleware(app, "5/minute")) as client:  # type: ignore[arg-type]
         response = await client.get("/broken")
@@ -250,7 +250,7 @@ async def test_around_an_application_also_a_handlers_answer_has_the_fields() -> 
     assert is_complete(response)
 
 
-async def test_debug_pages_and_outer_middleware_are_left_alone() -> None:
+async def test_debug_pages_and_outer_middleware_are_not_changed() -> None:
     class Outer:
         def __init__(self, app: Any) -> None:
             self.app = app
@@ -275,7 +275,7 @@ async def test_debug_pages_and_outer_middleware_are_left_alone() -> None:
 # --- Streams, handshakes, lifespan ------------------------------------------------------------------------------------
 
 
-async def test_a_stream_arrives_piece_by_piece() -> None:
+async def test_stream_is_not_buffered() -> None:
     going_on = asyncio.Event()
     pieces: list[bytes] = []
 
@@ -294,7 +294,7 @@ async def test_a_stream_arrives_piece_by_piece() -> None:
         if message.get("body"):
             pieces.append(message["body"])
             if message["body"] == b"first":
-                going_on.set()  # only a piece that has arrived lets the next one be made
+                going_on.set()  # the next piece is made only after this one arrived
 
     scope = {
         "type": "http",
@@ -320,7 +320,7 @@ async def test_handshakes_are_limited_and_refused_with_a_response() -> None:
     assert is_complete(refused)
 
 
-async def test_a_server_without_denial_responses_is_told_to_close() -> None:
+async def test_handshake_is_closed_if_server_lacks_denial_responses() -> None:
     app = application("1/minute")
     accept, *_ = await connect(app, denial=False)
     assert accept["type"] == "websocket.accept"
@@ -374,7 +374,7 @@ async def test_the_lifespan_of_an_application_runs() -> None:
 # --- Keys, costs, tiers, exemptions -----------------------------------------------------------------------------------
 
 
-async def test_by_header_or_else_by_address() -> None:
+async def test_key_by_header_falls_back_to_address() -> None:
     async with client_of(application("1/minute", key=by_header("x-api-key"))) as client:
         for key in ("a", "b", "192.0.2.1"):
             assert [(await client.get("/", headers={"x-api-key": key})).status_code for _ in range(2)] == [
@@ -396,7 +396,7 @@ async def test_behind_a_proxy_the_client_is_limited_not_the_proxy() -> None:
     assert again.status_code == 429
 
 
-async def test_by_route_template_in_front_of_the_router() -> None:
+async def test_by_route_template_works_before_routing() -> None:
     starlette = Starlette(routes=ROUTES)
     starlette.add_middleware(RateLimitMiddleware, limiter="1/minute", key=by_all(by_address(), by_route()))
     async with client_of(starlette) as client:
@@ -413,7 +413,7 @@ async def test_by_route_template_in_front_of_the_router() -> None:
     assert codes == [200, 429, 200, 404, 429, 200, 429]
 
 
-async def test_by_route_template_of_routers_included_in_fastapi() -> None:
+async def test_by_route_template_works_with_included_fastapi_routers() -> None:
     router = APIRouter()
 
     @router.get("/items/{number}")
@@ -444,7 +444,7 @@ hostile_fields = st.lists(
     st.sampled_from(["x-forwarded-for", "forwarded"]),
     st.sampled_from(["9/minute", "0/minute"]),
 )
-async def test_no_field_that_is_sent_breaks_anything(fields: Any, header: Any, quota: str) -> None:
+async def test_arbitrary_request_headers_never_cause_an_error(fields: Any, header: Any, quota: str) -> None:
     app = application(
         quota,
         key=by_all(by_address(proxies=["192.0.2.1"], header=header), by_header("x-api-key")),
@@ -473,7 +473,7 @@ async def test_no_field_that_is_sent_breaks_anything(fields: Any, header: Any, q
     assert left(response).keys() == policies(response).keys() == {"per-minute"}
 
 
-async def test_by_user_of_an_outer_middleware() -> None:
+async def test_key_by_user_set_by_outer_middleware() -> None:
     class Authentication:
         def __init__(self, app: Any) -> None:
             self.app = app
@@ -525,7 +525,7 @@ async def test_scopes_are_charged_together_or_not_at_all() -> None:
     assert left(third)["per-minute-user"] == 7
 
 
-async def test_exempt_requests_are_not_asked_about() -> None:
+async def test_exempt_requests_do_not_call_the_limiter() -> None:
     by_paths = application("0/minute", exempt=["/", "/status/204"])
     by_function = application("0/minute", exempt=lambda scope: scope["method"] == "OPTIONS")
     async with client_of(by_paths) as client:
@@ -539,12 +539,12 @@ async def test_exempt_requests_are_not_asked_about() -> None:
 
 
 @pytest.mark.parametrize("limiter", [Limiter("5/minute"), 5, None])
-def test_only_limiters_that_can_be_awaited(limiter: Any) -> None:
+def test_middleware_requires_an_async_limiter(limiter: Any) -> None:
     with pytest.raises(ConfigError, match="AsyncLimiter"):
         RateLimitMiddleware(home, limiter)  # type: ignore[arg-type]
 
 
-def test_exempt_is_not_one_path() -> None:
+def test_exempt_must_be_a_list() -> None:
     with pytest.raises(ConfigError, match="a list like"):
         application(exempt="/health")
 
@@ -573,7 +573,7 @@ async def test_only_successes_count() -> None:
         assert (await client.get("/")).status_code == 429
 
 
-async def test_an_exception_that_others_answer_is_an_outcome_too() -> None:
+async def test_exception_answered_by_a_handler_is_an_outcome() -> None:
     app = Starlette(routes=ROUTES, exception_handlers={Exception: handle})
     app.add_middleware(RateLimitMiddleware, limiter="1/minute", count=range(200, 300))
     async with client_of(app) as client:
@@ -581,7 +581,7 @@ async def test_an_exception_that_others_answer_is_an_outcome_too() -> None:
     assert codes == [500, 500, 200, 429]
 
 
-async def test_more_requests_at_once_than_are_left_are_not_let_in() -> None:
+async def test_parallel_requests_cannot_exceed_the_limit_before_outcomes_are_known() -> None:
     """The units are held while the outcome is open: guessing in parallel does not help."""
     entered = asyncio.Event()
     leaving = asyncio.Event()
@@ -622,7 +622,7 @@ async def test_an_accepted_handshake_has_status_101() -> None:
         assert (await connect(app))[0]["type"] == "websocket.accept"
 
 
-async def test_units_that_cannot_be_given_back_do_not_cost_the_response(
+async def test_failed_refund_does_not_fail_the_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Gone(ImmediateGate):
@@ -637,11 +637,11 @@ async def test_units_that_cannot_be_given_back_do_not_cost_the_response(
     assert "could not be given back" in caplog.text
 
 
-# --- When the store cannot be asked ---------------------------------------------------------------------------------
+# --- Unavailable store ----------------------------------------------------------------------------------------------
 
 
 class Down(MemoryStore):
-    """A store over a network that nobody answers at."""
+    """A remote store that is unavailable."""
 
     remote = True
 
@@ -650,7 +650,7 @@ class Down(MemoryStore):
 
 
 class Unavailable:
-    """A gate to such a store."""
+    """A gate of that store."""
 
     async def decide(self, request: Any) -> Any:
         raise StoreUnavailable("gone")
@@ -658,7 +658,7 @@ class Unavailable:
     refund = reset = decide
 
 
-async def test_a_limiter_that_fails_closed_is_not_the_clients_fault() -> None:
+async def test_limiter_that_fails_closed_answers_503() -> None:
     limiter = AsyncLimiter("5/minute", name="x", store=Down(), on_store_error="closed")
     async with client_of(application(limiter)) as client:
         response = await client.get("/")
@@ -667,13 +667,13 @@ async def test_a_limiter_that_fails_closed_is_not_the_clients_fault() -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_a_limiter_that_fails_open_lets_requests_through() -> None:
+async def test_limiter_that_fails_open_admits_requests() -> None:
     limiter = AsyncLimiter("5/minute", name="x", store=Down(), on_store_error="open")
     async with client_of(application(limiter)) as client:
         assert [(await client.get("/")).status_code for _ in range(9)] == [200] * 9
 
 
-async def test_a_limiter_that_raises_is_an_error_of_the_server() -> None:
+async def test_limiter_that_raises_is_a_server_error() -> None:
     limiter = AsyncLimiter("5/minute", name="x", store=Down(), on_store_error="raise")
     async with client_of(application(limiter)) as client:
         assert (await client.get("/")).status_code == 500
@@ -682,7 +682,7 @@ async def test_a_limiter_that_raises_is_an_error_of_the_server() -> None:
 # --- Several limits ---------------------------------------------------------------------------------------------------
 
 
-async def test_limits_inside_of_limits_show_together() -> None:
+async def test_nested_limits_share_the_fields() -> None:
     inner = Router(
         routes=[
             Route("/", home, middleware=[Middleware(RateLimitMiddleware, limiter="1/minute", count={200})])
@@ -698,7 +698,7 @@ async def test_limits_inside_of_limits_show_together() -> None:
     assert second.headers["x-ratelimit-limit"] == "1"
 
 
-async def test_names_in_fields_and_bodies_agree() -> None:
+async def test_violated_policies_in_body_match_names_in_fields() -> None:
     app = RateLimitMiddleware(application("1/minute"), "9/minute")
     async with client_of(app) as client:
         await client.get("/")
@@ -725,7 +725,7 @@ def guarded() -> Any:
     [("9/hour", "per-minute"), ("9/minute", "per-minute-2"), (None, "per-minute")],
 )
 async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None, name: str) -> None:
-    """Under a name of its own, also where a rule of the application has the same."""
+    """The policy gets a unique name, also if a rule of the application has the same name."""
     app: Any = Starlette(routes=[Route("/", guarded())], exception_handlers={RateLimited: answer_refusal})
     async with client_of(RateLimitMiddleware(app, limiter) if limiter else app) as client:
         assert (await client.get("/")).status_code == 200
@@ -737,7 +737,7 @@ async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None, 
     assert left(refused)[name] == 0
 
 
-async def test_a_cost_that_is_too_high_is_answered_by_the_handler() -> None:
+async def test_raised_cost_error_is_answered_by_the_handler() -> None:
     @AsyncLimiter("1/minute").guard("report", 2)
     async def report(request: Request) -> Response:
         return PlainTextResponse("report")
@@ -748,7 +748,7 @@ async def test_a_cost_that_is_too_high_is_answered_by_the_handler() -> None:
 
 
 async def test_a_raised_refusal_is_answered_by_the_middleware() -> None:
-    """Around an application that leaves it alone, and inside of Starlette."""
+    """Around an application without a handler, and inside of Starlette."""
     report = guarded()
 
     async def bare(scope: Any, receive: Any, send: Any) -> None:
@@ -764,7 +764,7 @@ async def test_a_raised_refusal_is_answered_by_the_middleware() -> None:
             assert policies(await client.get("/")) == {"per-hour": 9}
 
 
-async def test_quotas_may_be_awaited() -> None:
+async def test_quota_function_may_be_async() -> None:
     asked = []
 
     async def quota(scope: Any) -> str | None:
@@ -780,7 +780,7 @@ async def test_quotas_may_be_awaited() -> None:
         assert len(asked) == times
 
 
-async def test_quotas_of_the_limiter_show_in_the_fields() -> None:
+async def test_quotas_of_the_limiter_appear_in_the_fields() -> None:
     async def quota(key: Any, tier: str | None) -> str | None:
         return "7/minute" if key == "a" else None
 
@@ -797,7 +797,7 @@ async def test_quotas_of_the_limiter_show_in_the_fields() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
 @pytest.mark.parametrize("kept", [0.0, 60.0])
-async def test_a_limit_without_a_quota_for_a_request_shows_that_of_the_limiter(
+async def test_without_request_quota_fields_show_the_limiters_quota(
     options: dict[str, Any], kept: float
 ) -> None:
     asked = []
@@ -827,7 +827,7 @@ async def test_a_limit_without_a_quota_for_a_request_shows_that_of_the_limiter(
 
 @pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
 @pytest.mark.parametrize("own", [None, "7/minute"])
-async def test_the_function_of_the_limiter_is_asked_once_for_a_request(
+async def test_quota_function_of_the_limiter_is_called_once_per_request(
     options: dict[str, Any], own: str | None
 ) -> None:
     asked = []
@@ -844,17 +844,17 @@ async def test_the_function_of_the_limiter_is_asked_once_for_a_request(
 
 
 @pytest.mark.parametrize("quota", ["7/hour", "seven", {"typo": "7/minute"}])
-def test_a_quota_that_fits_no_request_is_refused_at_the_start(quota: Any) -> None:
+def test_invalid_quota_is_refused_when_the_application_is_created(quota: Any) -> None:
     with pytest.raises(ConfigError):
         application("5/minute", quota=quota)
 
 
-def test_seconds_that_cannot_be_are_called_what_they_are_called_here() -> None:
+def test_invalid_quota_for_error_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^quota_for= is seconds, at least 0, not -1$"):
         application("5/minute", quota="7/minute", quota_for=-1)
 
 
-async def test_a_quota_per_scope_of_the_key() -> None:
+async def test_quota_can_differ_per_scope() -> None:
     limiter = AsyncLimiter(
         sliding_window("5/minute", scope="user", name="own"), sliding_window("9/hour", scope="*")
     )

@@ -31,7 +31,7 @@ OK = (200, {})
 
 
 class Peer:
-    """Answers from a script, the last entry over and over, and notes what was sent at which second."""
+    """Answers from a script, repeats the last entry, and records the host and second of each request."""
 
     def __init__(self, clock: FakeClock, *script: tuple[int, dict[str, str]]) -> None:
         self._clock, self._script, self._start = clock, list(script or [OK]), clock.now
@@ -58,7 +58,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=["httpx", "httpx async", "requests"])
 def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Return what makes, for a peer and options, what sends a request and returns status and text."""
+    """Return a factory: given a peer and options, it returns a function that sends a request and returns status and text."""
 
     def httpx_client(peer: Peer, limit: Any = None, **options: Any) -> Ask:
         transport = RateLimitTransport(limit, httpx.MockTransport(peer), clock=clock, jitter=0, **options)
@@ -116,7 +116,7 @@ async def test_a_request_waits_for_the_callers_own_limit(client: Ask, clock: Fak
     assert peer.seconds == [0, 0, 0, 61]
 
 
-async def test_a_refused_request_is_sent_again_when_the_peer_says(client: Ask, clock: FakeClock) -> None:
+async def test_refused_request_is_retried_after_retry_after(client: Ask, clock: FakeClock) -> None:
     peer = Peer(clock, REFUSED, (503, {"retry-after": "20"}), OK)
     assert await client(peer)() == (200, "answer")
     assert peer.seconds == [0, 10, 30]
@@ -129,15 +129,13 @@ async def test_retries_are_bounded(client: Ask, clock: FakeClock) -> None:
     assert await client(Peer(clock, REFUSED), retries=0)() == (429, "answer")
 
 
-async def test_a_refusal_that_does_not_say_how_long_is_waited_for_longer_each_time(
-    client: Ask, clock: FakeClock
-) -> None:
+async def test_refusal_without_retry_after_uses_exponential_backoff(client: Ask, clock: FakeClock) -> None:
     peer = Peer(clock, (429, {}))
     assert (await client(peer)())[0] == 429
     assert peer.seconds == [0, 0.5, 1.5]
 
 
-async def test_only_idempotent_methods_are_sent_again(client: Ask, clock: FakeClock) -> None:
+async def test_only_idempotent_methods_are_retried(client: Ask, clock: FakeClock) -> None:
     for method, times in (("POST", 1), ("PATCH", 1), ("PUT", 2), ("delete", 2)):
         peer = Peer(clock, REFUSED, OK)
         await client(peer)(method)
@@ -147,7 +145,7 @@ async def test_only_idempotent_methods_are_sent_again(client: Ask, clock: FakeCl
     assert len(peer.seconds) == 2
 
 
-async def test_a_body_that_is_gone_is_not_sent_again(client: Ask, clock: FakeClock) -> None:
+async def test_request_with_consumed_body_is_not_retried(client: Ask, clock: FakeClock) -> None:
     async def pieces() -> Any:
         yield b"once"
 
@@ -160,7 +158,7 @@ async def test_a_body_that_is_gone_is_not_sent_again(client: Ask, clock: FakeClo
     assert answer == (429, "answer")
 
 
-async def test_a_peer_whose_limit_is_used_up_is_left_alone(client: Ask, clock: FakeClock) -> None:
+async def test_no_request_is_sent_while_the_peers_limit_is_used_up(client: Ask, clock: FakeClock) -> None:
     peer = Peer(clock, (200, {"ratelimit": '"a";r=0;t=30'}), OK)
     send = client(peer)
     for url in (URL, "http://other/", URL):
@@ -168,7 +166,7 @@ async def test_a_peer_whose_limit_is_used_up_is_left_alone(client: Ask, clock: F
     assert (peer.hosts, peer.seconds) == (["peer", "other", "peer"], [0, 0, 30])
 
 
-async def test_a_wait_that_is_too_long_is_not_begun(client: Ask, clock: FakeClock) -> None:
+async def test_wait_longer_than_max_wait_is_not_started(client: Ask, clock: FakeClock) -> None:
     peer = Peer(clock, (429, {"retry-after": "91"}), OK)
     send = client(peer)
     assert await send() == (429, "answer")
@@ -184,14 +182,16 @@ async def test_a_wait_that_is_too_long_is_not_begun(client: Ask, clock: FakeCloc
         await send()
 
 
-async def test_a_refusal_is_returned_if_the_own_limit_takes_too_long(client: Ask, clock: FakeClock) -> None:
+async def test_refusal_is_returned_if_the_callers_limit_needs_too_long_a_wait(
+    client: Ask, clock: FakeClock
+) -> None:
     peer = Peer(clock, (429, {"retry-after": "1"}), OK)
     send = client(peer, "1/minute", max_wait=30)
     assert await send() == (429, "answer")
     assert len(peer.seconds) == 1
 
 
-async def test_keys_are_the_callers_choice(client: Ask, clock: FakeClock) -> None:
+async def test_caller_can_choose_the_key(client: Ask, clock: FakeClock) -> None:
     def token(request: Any) -> str:
         return str(request.url).rsplit("=", 1)[1]
 
@@ -202,7 +202,7 @@ async def test_keys_are_the_callers_choice(client: Ask, clock: FakeClock) -> Non
     assert peer.seconds == [0, 0, 61]
 
 
-def test_a_request_that_waits_for_both_counts_when_it_is_sent() -> None:
+def test_request_waiting_for_limit_and_pause_is_counted_when_sent() -> None:
     class Clock(FakeClock):
         def sleep(self, seconds: float) -> None:
             if self.now == start:
@@ -220,7 +220,7 @@ def test_a_request_that_waits_for_both_counts_when_it_is_sent() -> None:
     options = OutboundOptions(Limiter, limiter, jitter=0, max_wait=300)
     earlier = exchange(lambda: None)
     next(earlier)
-    earlier.send(None)  # now it is under way
+    earlier.send(None)  # now it has been sent
     run(exchange(lambda: peer(httpx.Request("POST", URL))))
     assert peer.seconds == [200]
     assert not limiter.check("peer")
@@ -235,7 +235,7 @@ def test_dates_are_compared_with_the_wall_clock() -> None:
     assert 0 < options.pause_us("peer") <= 60_000_000
 
 
-def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:
+def test_pauses_have_random_jitter(clock: FakeClock) -> None:
     peer = Peer(clock, REFUSED, OK)
     transport = RateLimitTransport(None, httpx.MockTransport(peer), clock=clock, jitter=1.0)
     with httpx.Client(transport=transport) as one:
@@ -243,7 +243,7 @@ def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:
     assert 10 < peer.seconds[1] < 20
 
 
-def test_chance_does_not_make_a_wait_too_long(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jitter_does_not_exceed_max_wait(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", lambda: 0.9)
     peer = Peer(clock, (429, {"retry-after": "80"}), OK)
     transport = RateLimitTransport(None, httpx.MockTransport(peer), clock=clock, jitter=1.0)
@@ -252,7 +252,7 @@ def test_chance_does_not_make_a_wait_too_long(clock: FakeClock, monkeypatch: pyt
     assert peer.seconds == [0, 90]
 
 
-def test_pauses_that_are_over_are_forgotten(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_pauses_are_removed(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.http.client.options.MOST_PAUSES", 2)
     transport = RateLimitTransport(None, httpx.MockTransport(Peer(clock, REFUSED)), clock=clock, retries=0)
     with httpx.Client(transport=transport) as one:
@@ -262,7 +262,7 @@ def test_pauses_that_are_over_are_forgotten(clock: FakeClock, monkeypatch: pytes
     assert len(transport._options._pauses) <= 2
 
 
-def test_threads_lose_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pause_is_lost_between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.http.client.options.MOST_PAUSES", 10)
     options = OutboundOptions(Limiter, None)
     refusal = httpx.Response(429, headers={"retry-after": "3600"})
@@ -280,7 +280,7 @@ def test_threads_lose_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(options.pause_us(str(host)) for host in range(4000))
 
 
-def test_limiters_and_mistakes() -> None:
+def test_invalid_options_are_refused() -> None:
     assert RateLimitTransport(Limiter("1/s"))
     for wrong in (
         lambda: RateLimitTransport(AsyncLimiter("1/s")),  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def test_limiters_and_mistakes() -> None:
             wrong()
 
 
-def test_there_are_no_other_names() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     import headgate.http.client
 
     with pytest.raises(AttributeError, match="Transports"):

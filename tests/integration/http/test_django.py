@@ -153,7 +153,7 @@ async def test_every_response_has_the_fields_under_asgi() -> None:
 
 
 def own_views() -> Any:
-    """Return views with and without limits of their own, and the limits of the site."""
+    """Return views with and without limits, and the limits of the site."""
     shared = limit("2/minute")
     urls = [
         path("own", shared(ok)),
@@ -165,7 +165,7 @@ def own_views() -> Any:
     return urls, [limit("9/hour", default=True), limit("30/hour", default=True)]
 
 
-async def test_views_have_limits_of_their_own() -> None:
+async def test_views_override_the_default_limits() -> None:
     for is_async in (False, True):
         urls, limits = own_views()
 
@@ -190,7 +190,7 @@ async def test_views_have_limits_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("view", [ok, awaited])
-async def test_a_decorator_works_without_the_middleware(view: Any) -> None:
+async def test_decorator_works_without_the_middleware(view: Any) -> None:
     urls = path("", limit("1/minute")(view)), path("report", limit("9/minute")(raising(view)))
     async with asgi(*urls, middleware=()) as client:
         first, second = [await client.get("/") for _ in range(2)]
@@ -247,7 +247,7 @@ def test_a_refusal_raised_in_rest_framework_is_answered() -> None:
     assert left(refusals[1]) == {"per-hour": 0}
 
 
-def test_the_log_of_a_refusal_without_a_handler_says_what_is_missing(
+def test_unhandled_refusal_logs_the_missing_middleware(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with site(path("", raising(ok)), middleware=()) as client:
@@ -278,7 +278,7 @@ async def test_keys_by_user_session_and_address() -> None:
             assert codes == [200, 429, 200, 200, 429]
 
 
-async def test_functions_may_be_awaited_under_async_views() -> None:
+async def test_async_views_accept_async_functions() -> None:
     async def quota(request: Any) -> str | None:
         return f"{request.GET['quota']}/minute" if "quota" in request.GET else None
 
@@ -305,7 +305,7 @@ async def test_functions_may_be_awaited_under_async_views() -> None:
         assert "ratelimit" not in (await get("c", "free")).headers
 
 
-async def test_outcomes() -> None:
+async def test_only_chosen_outcomes_count() -> None:
     def view(request: Any, status: int) -> Any:
         if status == 500:
             raise RuntimeError("broken")
@@ -394,7 +394,7 @@ async def test_class_based_views() -> None:
 BOTH = {"per-hour", "per-minute"}
 
 
-def test_limits_around_the_site_show_together() -> None:
+def test_limits_around_the_site_share_the_fields() -> None:
     urls = path("", limit("5/minute")(ok)), path("awaited", limit("5/minute")(awaited))
     with site(*urls, around=lambda app: WSGIRateLimitMiddleware(app, "9/hour")) as client:
         responses = [client.get("/"), client.get("/awaited")]
@@ -402,7 +402,7 @@ def test_limits_around_the_site_show_together() -> None:
     assert [set(left(response)) for response in responses] == [BOTH, BOTH]
 
 
-async def test_limits_around_the_site_show_together_under_asgi() -> None:
+async def test_limits_around_the_site_share_the_fields_under_asgi() -> None:
     urls = path("", limit("5/minute")(ok)), path("awaited", limit("5/minute")(awaited))
     with site(*urls):
         async with client_of(RateLimitMiddleware(ASGIHandler(), "9/hour")) as client:
@@ -411,7 +411,7 @@ async def test_limits_around_the_site_show_together_under_asgi() -> None:
     assert [set(left(response)) for response in responses] == [BOTH, BOTH]
 
 
-def test_names_on_a_given_store() -> None:
+def test_default_names_on_a_given_store() -> None:
     store = MemoryStore()
     views = path("", limit("9/minute", store=store)(ok))
     with site(views, limits=[limit("9/minute", store=store)]) as client:
@@ -424,7 +424,7 @@ def test_names_on_a_given_store() -> None:
         unnamed(awaited)
 
 
-def test_mistakes_say_what_to_write() -> None:
+def test_configuration_errors_name_the_fix() -> None:
     async def key(request: Any) -> str:
         return "a"
 
@@ -456,7 +456,7 @@ class TestThrottles:
 
         return path("", Reports.as_view())
 
-    def test_a_refusal_is_the_frameworks_with_our_fields(self) -> None:
+    def test_refusal_is_rest_framework_response_with_our_fields(self) -> None:
         with site(self.view()) as client:
             first, second = [client.get("/") for _ in range(2)]
         assert (first.status_code, second.status_code) == (200, 429)
@@ -464,11 +464,11 @@ class TestThrottles:
         assert is_complete(first)
         assert is_complete(second)
 
-    def test_without_a_user_it_is_counted_by_address(self) -> None:
+    def test_anonymous_requests_are_counted_by_address(self) -> None:
         with site(self.view(key=by_user)) as client:
             assert [client.get("/").status_code for _ in range(2)] == [200, 429]
 
-    def test_the_fields_come_without_the_middleware_too(self) -> None:
+    def test_fields_are_sent_without_the_middleware(self) -> None:
         day = throttle("9/day")
 
         class Both(APIView):
@@ -526,7 +526,7 @@ class TestThrottles:
         assert all(is_complete(response) for response in responses)
         assert places.check("192.0.2.1")
 
-    async def test_a_stream_under_asgi_holds_its_place_to_its_end(self) -> None:
+    async def test_asgi_stream_holds_its_place_until_it_ends(self) -> None:
         places = Limiter(concurrent(1, lease="60s"))
         seen = []
 
@@ -627,7 +627,7 @@ class TestThrottles:
             assert [client.get("/").status_code for _ in range(2)] == [200, 429]
 
 
-def test_help_for_tests_reaches_django() -> None:
+def test_fresh_limits_work_with_django() -> None:
     clock = FakeClock()
     with site(path("", limit("1/minute")(ok))) as client, fresh_limits(clock=clock):
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]

@@ -115,7 +115,7 @@ async def test_an_error_keeps_its_own_headers() -> None:
         assert (await client.get("/missing")).headers["x-own"] == "kept"
 
 
-async def test_a_handler_of_all_exceptions_is_called_once_and_gets_the_fields() -> None:
+async def test_catch_all_exception_handler_is_called_once_and_gets_the_fields() -> None:
     calls = []
     app = application(limit("5/minute"))
 
@@ -131,7 +131,7 @@ async def test_a_handler_of_all_exceptions_is_called_once_and_gets_the_fields() 
     assert len(calls) == 1
 
 
-async def test_a_refusal_is_a_problem() -> None:
+async def test_refusal_is_problem_json() -> None:
     async with client_of(application(limit("1/minute"))) as client:
         await client.get("/")
         refused = await client.get("/")
@@ -161,7 +161,7 @@ async def test_a_route_without_a_limit_has_no_fields() -> None:
         assert "ratelimit" not in (await client.get("/")).headers
 
 
-async def test_the_decision_is_the_value_of_the_dependency() -> None:
+async def test_dependency_returns_the_decision() -> None:
     app = FastAPI()
 
     @app.get("/")
@@ -194,7 +194,7 @@ def uninstalled(*dependencies: Any) -> FastAPI:
     return app
 
 
-async def test_without_install_values_and_refusals_have_the_fields() -> None:
+async def test_fields_are_sent_without_install() -> None:
     async with client_of(uninstalled(limit("9/hour"), limit("1/minute"))) as client:
         first, second = [await client.get("/") for _ in range(2)]
     assert (first.status_code, second.status_code) == (200, 429)
@@ -223,13 +223,13 @@ async def test_without_install_outcomes_cannot_be_counted() -> None:
         await uninstalled(limit("5/minute", count={401}))(scope, receive, send)
 
 
-async def test_install_is_for_applications_of_fastapi() -> None:
+async def test_install_requires_a_fastapi_application() -> None:
     for wrong in (Starlette(), FastAPI, "app"):
         with pytest.raises(ConfigError, match="install is for an application of FastAPI, not "):
             install(wrong)  # type: ignore[arg-type]
 
 
-async def test_install_comes_before_the_first_request() -> None:
+async def test_install_after_the_first_request_is_refused() -> None:
     app = uninstalled()
     await codes(app, "/")
     with pytest.raises(ConfigError, match="before the first request"):
@@ -282,19 +282,19 @@ def with_default() -> FastAPI:
         ("/router/freed", {"per-day": 1}),
     ],
 )
-async def test_the_nearest_limits_are_in_force(path: str, quotas: dict[str, int]) -> None:
+async def test_nearest_limits_apply(path: str, quotas: dict[str, int]) -> None:
     async with client_of(with_default()) as client:
         response = await client.get(path)
     assert response.status_code == 200
     assert (policies(response) if "ratelimit-policy" in response.headers else {}) == quotas
 
 
-async def test_a_default_counts_all_routes_that_keep_it_together() -> None:
+async def test_routes_share_the_count_of_a_default_limit() -> None:
     app = application(limit("2/minute", default=True))
     assert await codes(app, "/", "/sync", "/") == [200, 200, 429]
 
 
-async def test_a_limit_that_is_no_default_applies_besides() -> None:
+async def test_non_default_limit_applies_in_addition() -> None:
     app = FastAPI(dependencies=[Depends(limit("2/hour"))])
     install(app)
 
@@ -304,7 +304,7 @@ async def test_a_limit_that_is_no_default_applies_besides() -> None:
     assert await codes(app, "/", "/", "/") == [200, 200, 429]
 
 
-async def test_one_object_is_one_limit_for_all_its_routes() -> None:
+async def test_routes_with_the_same_limit_object_share_one_count() -> None:
     shared = limit("2/minute")
     app = FastAPI()
     install(app)
@@ -321,7 +321,7 @@ async def test_one_object_is_one_limit_for_all_its_routes() -> None:
     assert await codes(app, "/a", "/b", "/a", "/c") == [200, 200, 429, 200]
 
 
-async def test_limiters_on_one_store_are_told_apart_by_name() -> None:
+async def test_limiters_on_one_store_are_separated_by_name() -> None:
     store = MemoryStore()
     first, second = (limit("1/minute", name=name, store=store) for name in ("first", "second"))
     same = limit(AsyncLimiter("1/minute", name="first", store=store))
@@ -393,7 +393,7 @@ async def test_handshakes_are_limited() -> None:
     assert (close["type"], close["code"]) == ("websocket.close", 1008)
 
 
-async def test_handshakes_on_included_routers_know_exemptions() -> None:
+async def test_exemptions_apply_to_handshakes_on_included_routers() -> None:
     router = APIRouter()
 
     @router.websocket("/echo", dependencies=[Depends(exempt)])
@@ -407,7 +407,7 @@ async def test_handshakes_on_included_routers_know_exemptions() -> None:
     assert (await connect(app))[0]["type"] == "websocket.accept"
 
 
-async def test_dependency_and_middleware_show_together() -> None:
+async def test_dependency_and_middleware_share_the_fields() -> None:
     app = application(limit("9/hour"))
     app.add_middleware(RateLimitMiddleware, limiter="5/minute")
     async with client_of(app) as client:
@@ -419,7 +419,7 @@ async def test_dependency_and_middleware_show_together() -> None:
 # --- Keys, costs, tiers -----------------------------------------------------------------------------------------------
 
 
-async def test_key_functions_see_the_request() -> None:
+async def test_key_function_gets_the_request() -> None:
     def tenant(request: HTTPConnection) -> str:
         return request.query_params["tenant"]
 
@@ -427,7 +427,7 @@ async def test_key_functions_see_the_request() -> None:
     assert await codes(app, "/?tenant=a", "/?tenant=a", "/?tenant=b") == [200, 429, 200]
 
 
-async def test_every_part_may_be_a_coroutine_function() -> None:
+async def test_every_option_may_be_an_async_function() -> None:
     async def tenant(request: HTTPConnection) -> str | None:
         return request.query_params.get("tenant")
 
@@ -465,7 +465,7 @@ def units(n: int = 1) -> int:
     return n
 
 
-async def test_every_part_may_be_a_dependency() -> None:
+async def test_every_option_may_be_a_dependency() -> None:
     rule = sliding_window("2/minute", tiers={"pro": "20/minute"})
     app = application(limit(rule, key=Depends(user_id), tier=Depends(plan), cost=Depends(units)))
     assert await codes(app, "/", "/?n=2", "/", authorization="bob") == [200, 429, 200]
@@ -474,7 +474,7 @@ async def test_every_part_may_be_a_dependency() -> None:
     assert await codes(app, "/") == [401]
 
 
-async def test_parts_of_each_kind_mix() -> None:
+async def test_options_of_different_kinds_can_be_mixed() -> None:
     app = application(
         limit("3/minute", key=by_header("x-key"), cost=lambda request: 2, tier=Depends(plan), exempt=is_admin)
     )
@@ -513,7 +513,7 @@ async def test_a_cost_that_never_fits_is_a_client_error() -> None:
         ((5,), {}),
     ],
 )
-def test_limits_that_cannot_work_are_refused(rules: Any, arguments: Any) -> None:
+def test_invalid_limits_are_refused(rules: Any, arguments: Any) -> None:
     with pytest.raises(ConfigError):
         limit(*rules, **arguments)
 
@@ -532,7 +532,7 @@ async def test_only_successes_count() -> None:
     assert await codes(app, "/missing", "/items/x", "/broken", "/", "/") == [404, 422, 500, 200, 429]
 
 
-async def test_a_handshake_that_fails_is_an_outcome_too() -> None:
+async def test_failed_handshake_is_an_outcome() -> None:
     app = FastAPI()
     install(app)
 
@@ -545,14 +545,14 @@ async def test_a_handshake_that_fails_is_an_outcome_too() -> None:
             await connect(app)
 
 
-async def test_fields_say_what_stands_after_the_outcome() -> None:
+async def test_fields_show_the_count_after_the_outcome() -> None:
     async with client_of(application(limit("5/minute", count={401}))) as client:
         assert left(await client.get("/")) == {"per-minute": 5}
         assert left(await client.get("/status/401")) == {"per-minute": 4}
 
 
 async def test_an_earlier_hold_is_settled_when_a_later_limit_refuses() -> None:
-    """429 does not count for the first limit, so what it held is given back."""
+    """429 does not count for the first limit, so its units are given back."""
     outcomes = limit("1/minute", count=range(200, 300), name="outcomes")
     app = FastAPI(dependencies=[Depends(outcomes), Depends(limit("0/minute"))])
     install(app)
@@ -564,12 +564,12 @@ async def test_an_earlier_hold_is_settled_when_a_later_limit_refuses() -> None:
     assert await outcomes.limiter.check("192.0.2.1")
 
 
-# --- Answers of one's own ---------------------------------------------------------------------------------------------
+# --- Custom responses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("handled", [429, RequestRefused, HTTPException])
-async def test_a_handler_of_the_users_answers(handled: Any, installed: bool) -> None:
+async def test_custom_refusal_handler_answers(handled: Any, installed: bool) -> None:
     app = uninstalled(limit("1/minute"))
     if installed:
         install(app)
@@ -642,7 +642,7 @@ async def test_refusals_are_in_the_openapi_document() -> None:
     assert operations["/described"]["429"]["description"] == "as I say"
 
 
-# --- Help for tests ---------------------------------------------------------------------------------------------------
+# --- Test helpers -----------------------------------------------------------------------------------------------------
 
 
 async def test_limits_can_be_switched_off() -> None:
@@ -674,7 +674,7 @@ async def test_limits_can_have_a_clock_and_be_reset() -> None:
     assert await codes(made_inside, "/", "/") == [200, 429]
 
 
-async def test_in_a_test_no_store_is_asked() -> None:
+async def test_fresh_limits_do_not_call_the_store() -> None:
     class Silent(ImmediateGate):
         async def decide(self, request: Any) -> Any:
             raise AssertionError("the store was asked")
@@ -688,10 +688,10 @@ async def test_in_a_test_no_store_is_asked() -> None:
         assert await codes(app, "/", "/") == [200, 429]
 
 
-# --- What users run into ----------------------------------------------------------------------------------------------
+# --- Common mistakes --------------------------------------------------------------------------------------------------
 
 
-async def test_exempt_routes_are_spared_the_dependencies_of_limits() -> None:
+async def test_exempt_routes_do_not_run_dependencies_of_limits() -> None:
     asked = []
 
     async def user_id(request: Request) -> str:
@@ -748,7 +748,7 @@ async def test_forgotten_depends_is_reported() -> None:
             await client.get("/default")
 
 
-async def test_a_limit_on_a_shared_store_is_named_after_its_route() -> None:
+async def test_limit_on_a_shared_store_is_named_after_its_route() -> None:
     store = MemoryStore()
     app = FastAPI()
     install(app)
@@ -772,7 +772,7 @@ async def test_a_limit_on_a_shared_store_is_named_after_its_route() -> None:
         assert Limiter("5/minute", name=name, store=store).check("192.0.2.1", 0).remaining == 4
 
 
-async def test_a_limit_of_several_routes_on_a_shared_store_needs_a_name() -> None:
+async def test_limit_of_several_routes_on_a_shared_store_needs_a_name() -> None:
     app = FastAPI(dependencies=[Depends(limit("5/minute", store=MemoryStore()))])
     app.get("/a")(lambda: None)
     app.get("/b")(lambda: None)
@@ -817,7 +817,7 @@ async def test_a_refusal_raised_in_an_open_websocket_closes_it() -> None:
 
 @pytest.mark.parametrize("kind", [RateLimited, HeadgateError])
 @pytest.mark.parametrize("installed", [True, False])
-async def test_a_handler_of_raised_refusals_stays(kind: type[Exception], installed: bool) -> None:
+async def test_custom_handler_of_raised_refusals_is_kept(kind: type[Exception], installed: bool) -> None:
     app = FastAPI(dependencies=[Depends(limit("9/minute"))])
     app.add_exception_handler(kind, lambda request, error: PlainTextResponse("own", 420))
     if installed:

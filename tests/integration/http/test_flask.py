@@ -52,7 +52,7 @@ def test_every_response_has_the_fields() -> None:
     assert left(responses[-1]) == {"per-minute": 5}
 
 
-def test_a_view_has_limits_of_its_own() -> None:
+def test_view_overrides_the_default_limits() -> None:
     app = application(limit("9/hour", default=True))
 
     @app.get("/own")
@@ -101,7 +101,7 @@ def test_blueprints_share_a_limit_and_override_defaults() -> None:
         assert policies(client.get("/free/own")) == {"per-day": 7}
 
 
-def test_a_shared_limit_counts_together() -> None:
+def test_views_with_a_shared_limit_share_one_count() -> None:
     shared = limit("2/minute")
     app = application()
     for name in "abc":
@@ -110,7 +110,7 @@ def test_a_shared_limit_counts_together() -> None:
         assert [client.get(path).status_code for path in ("/a", "/b", "/c")] == [200, 200, 429]
 
 
-def test_functions_see_the_request_and_its_context() -> None:
+def test_functions_get_the_request_and_its_context() -> None:
     app = application()
 
     @app.before_request
@@ -144,7 +144,7 @@ def test_functions_see_the_request_and_its_context() -> None:
         assert "ratelimit" not in client.get("/a?user=admin").headers
 
 
-def test_keys_per_scope_and_addresses() -> None:
+def test_keys_by_scope_and_by_address() -> None:
     rules = sliding_window("1/minute", scope="user"), sliding_window("9/hour", scope="address")
     app = application()
     address = by_address(proxies=["192.0.2.1"])
@@ -155,7 +155,7 @@ def test_keys_per_scope_and_addresses() -> None:
         assert [client.get("/", headers=sent).status_code for sent in headers] == [200, 429, 200, 200]
 
 
-def test_outcomes() -> None:
+def test_only_chosen_outcomes_count() -> None:
     app = application()
 
     @app.get("/<int:status>")
@@ -210,7 +210,7 @@ def test_a_raised_refusal_is_answered() -> None:
         assert client.get("/?cost=2").status_code == 413
 
 
-def test_an_application_may_answer_in_its_own_way() -> None:
+def test_application_can_customize_the_refusal() -> None:
     app = application()
     app.register_error_handler(429, lambda error: (f"slow down: {error.code}", 429))
     app.add_url_rule("/", view_func=limit("0/minute")(ok))
@@ -235,7 +235,7 @@ def test_async_views() -> None:
     assert (first.text, second.status_code) == ("awaited", 429)
 
 
-def test_views_of_classes() -> None:
+def test_class_based_views() -> None:
     class Pages(MethodView):
         init_every_request = False
         decorators = (limit("3/hour"),)
@@ -267,7 +267,7 @@ def test_views_of_classes() -> None:
         assert policies(client.post("/plain")) == {"per-day": 9}
 
 
-def test_several_applications_may_have_one_limit() -> None:
+def test_applications_can_share_one_limit() -> None:
     store = MemoryStore()
     shared = limit("9/minute", store=store)
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_several_applications_may_have_one_limit() -> None:
     assert left(response) == {"per-minute": 7}
 
 
-def test_names_on_a_given_store_come_from_views_and_blueprints() -> None:
+def test_default_names_come_from_views_and_blueprints() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     app = application(limit("9/minute", store=store))
@@ -300,7 +300,7 @@ def wrapped_too_late() -> str:
     return "ok"
 
 
-def test_a_limit_above_the_route_is_refused_wherever_it_is() -> None:
+def test_limit_above_the_route_decorator_is_always_refused() -> None:
     by_decorator, of_blueprint, by_name = application(), application(), application()
     bare = flask.Flask("bare")
     blueprint = flask.Blueprint("pages", __name__)
@@ -327,7 +327,7 @@ def test_a_limit_above_the_route_is_refused_wherever_it_is() -> None:
             client.get("/")
 
 
-def test_a_view_may_have_a_limit_in_one_place_only() -> None:
+def test_limit_applies_only_where_the_limited_view_is_registered() -> None:
     def page() -> str:
         return "page"
 
@@ -339,7 +339,7 @@ def test_a_view_may_have_a_limit_in_one_place_only() -> None:
         one.add_url_rule("/", view_func=page)
     app.add_url_rule("/free", view_func=page, endpoint="free")
     app.add_url_rule("/", view_func=exempt(limit("1/minute")(page)))
-    for one in (other, bare):  # before the one that has the limit is asked
+    for one in (other, bare):  # before the first request to the application with the limit
         with client_of(one) as client:
             assert [client.get(path).status_code for path in ("/ok", "/", "/")] == [200] * 3
     with client_of(app) as client:
@@ -348,7 +348,7 @@ def test_a_view_may_have_a_limit_in_one_place_only() -> None:
         ]
 
 
-def test_mistakes_say_what_to_write() -> None:
+def test_configuration_errors_name_the_fix() -> None:
     app = application()
     without = flask.Flask(__name__)
     without.testing = True
@@ -375,7 +375,7 @@ def test_mistakes_say_what_to_write() -> None:
         limit("1/minute", key=key)
 
 
-def test_a_request_can_be_handled_without_the_application_around_it() -> None:
+def test_full_dispatch_request_applies_limits_without_wsgi_app() -> None:
     app = application("1/minute")
     app.add_url_rule("/", view_func=ok)
     with app.test_request_context("/", environ_base={"REMOTE_ADDR": "192.0.2.1"}):
@@ -383,7 +383,7 @@ def test_a_request_can_be_handled_without_the_application_around_it() -> None:
         assert app.full_dispatch_request().status_code == 429
 
 
-def test_help_for_tests_reaches_flask(tmp_path: Path) -> None:
+def test_fresh_limits_work_with_flask(tmp_path: Path) -> None:
     clock = FakeClock()
     with SQLiteStore(tmp_path / "limits.db") as store:
         app = application(limit("1/minute", store=store, name="x"))

@@ -58,9 +58,7 @@ class Calls(Hook):
 
 
 @pytest.mark.parametrize(("limiter_of", "kind"), VIEWS.values(), ids=VIEWS)
-async def test_failure_policy_and_deadline_are_those_of_the_limit(
-    limiter_of: Callable[..., Any], kind: type
-) -> None:
+async def test_limit_sets_failure_policy_and_deadline(limiter_of: Callable[..., Any], kind: type) -> None:
     limiter = limiter_of("5/minute", name="x", store=UNREACHABLE, on_store_error="closed", deadline=0.5)
     decision = await done(limiter.hit("ada"))
     assert (decision.allowed, decision.degraded) == (False, True)
@@ -75,7 +73,7 @@ async def test_hooks_of_the_limit_are_called(limiter_of: Callable[..., Any], kin
 
 
 @every_limit
-def test_given_limiter_has_its_options_already(limiter_of: Callable[..., Any], kind: type) -> None:
+def test_given_limiter_keeps_its_options(limiter_of: Callable[..., Any], kind: type) -> None:
     with pytest.raises(ConfigError, match=r"the limiter has its 'hooks' already: pass hooks= to the limiter"):
         limiter_of(kind("5/minute"), hooks=[Calls()])
 
@@ -132,7 +130,7 @@ async def test_install_sets_the_failure_policy_of_all_limits(call: Callable[...,
     assert await call(store=UNREACHABLE, on_store_error="closed", deadline=0.5) == 503
 
 
-def test_options_of_a_limit_come_before_the_defaults() -> None:
+def test_options_of_a_limit_override_the_defaults() -> None:
     own, default = MemoryStore(), MemoryStore()
     limit = flask.limit("1/minute", name="x", store=own, deadline=0.5)
     limit.use_defaults({"store": default, "deadline": 0.1})
@@ -141,7 +139,7 @@ def test_options_of_a_limit_come_before_the_defaults() -> None:
     assert (len(own), len(default)) == (1, 0)
 
 
-def test_settings_of_django_have_the_defaults_of_all_limits() -> None:
+def test_django_settings_set_the_defaults_of_all_limits() -> None:
     store, calls = MemoryStore(), Calls()
     with override_settings(HEADGATE_DEFAULTS={"store": store, "hooks": [calls]}):
         for _ in range(2):

@@ -27,7 +27,7 @@ def limits(minute: Any) -> tuple[Rule, ...]:
 
 
 class Provider:
-    """A model behind limits of its own, counted to the microsecond."""
+    """A model server with limits that are exact to the microsecond."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._limiter = AsyncLimiter(*limits(sliding_log), clock=clock)
@@ -40,7 +40,7 @@ class Provider:
         status, usage = 429, 0
         if hold:
             for _ in range(self._random.randrange(5)):
-                await asyncio.sleep(0)  # others come in between
+                await asyncio.sleep(0)  # other tasks run
             status, usage = 200, self._random.randrange(1, asked["max_tokens"] + 1)
             await hold.settle({"tokens": usage})
         self.statuses.append(status)
@@ -49,8 +49,8 @@ class Provider:
         await send({"type": "http.response.body", "body": body})
 
 
-async def call_often(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
-    """Make all calls from several tasks, each as soon as the limiter admits it; return what the provider answered."""
+async def call_concurrently(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
+    """Make all calls from several tasks, each as soon as the limiter admits it; return the responses."""
     provider = Provider(clock)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(provider), base_url="http://model")
     open_calls = iter(range(CALLS))
@@ -69,10 +69,10 @@ async def call_often(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
     return provider.statuses
 
 
-async def test_the_provider_never_answers_429() -> None:
+async def test_provider_never_answers_429_with_the_limiter() -> None:
     clock = FakeClock()
-    assert await call_often(AsyncLimiter(*limits(sliding_window), clock=clock), clock) == [200] * CALLS
+    assert await call_concurrently(AsyncLimiter(*limits(sliding_window), clock=clock), clock) == [200] * CALLS
 
 
-async def test_without_the_limiter_it_does() -> None:
-    assert 429 in await call_often(None, FakeClock())
+async def test_provider_answers_429_without_the_limiter() -> None:
+    assert 429 in await call_concurrently(None, FakeClock())

@@ -1,4 +1,4 @@
-"""Limits in aiohttp, and what the how-to page says about Litestar and Quart, which have no module of their own."""
+"""Limits in aiohttp, and the examples of the how-to page for Litestar and Quart, which need no separate module."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestAiohttp:
         assert all(map(is_complete, responses))
         assert responses[-1].json()["violated-policies"] == ["per-minute"]
 
-    async def test_handlers_have_limits_of_their_own(self) -> None:
+    async def test_handlers_override_the_default_limits(self) -> None:
         shared = limit("2/minute")
 
         class Pages(web.View):
@@ -153,8 +153,8 @@ class TestAiohttp:
             assert codes == [200, 500, 401, 429]
             assert [(await client.get("places")).status_code for _ in range(2)] == [200, 200]
 
-    async def test_limits_of_an_application_and_one_below_it_show_together(self) -> None:
-        """What the outer one holds is settled, too."""
+    async def test_limits_of_application_and_subapplication_share_the_fields(self) -> None:
+        """Holds of the outer application are settled, too."""
 
         @web.middleware
         async def mending(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -190,7 +190,7 @@ class TestAiohttp:
         assert is_complete(refused)
         assert left(refused) == {"per-minute": 7, "per-hour": 0}
 
-    async def test_names_on_a_given_store(self) -> None:
+    async def test_default_names_on_a_given_store(self) -> None:
         store = MemoryStore()
         limited = limit("9/minute", store=store)(ok)
         async with aiohttp_client(limit("9/minute", store=store), limited=limited) as client:
@@ -198,7 +198,7 @@ class TestAiohttp:
         for name in ("application", f"{__name__}.ok"):
             assert Limiter("9/minute", name=name, store=store).check("127.0.0.1", 0).remaining == 8
 
-    async def test_mistakes_say_what_to_write(self) -> None:
+    async def test_configuration_errors_name_the_fix(self) -> None:
         with pytest.raises(ConfigError, match="install"):
             limit("1/minute", default=True)(ok)
         with pytest.raises(ConfigError, match="install is for an application of aiohttp, not '1/minute'"):
@@ -212,7 +212,7 @@ class TestAiohttp:
         async with AiohttpServer(app) as server, httpx.AsyncClient() as client:
             assert (await client.get(str(server.make_url("/")))).status_code == 500
 
-    async def test_a_limit_above_the_route_is_refused(self) -> None:
+    async def test_limit_above_the_route_decorator_is_refused(self) -> None:
         app, inner, routes = web.Application(), web.Application(), web.RouteTableDef()
         install(app)
 
@@ -227,7 +227,7 @@ class TestAiohttp:
             async with AiohttpServer(app):
                 pass
 
-    async def test_a_handler_may_have_a_limit_in_one_application_only(self) -> None:
+    async def test_limit_applies_only_where_the_limited_handler_is_registered(self) -> None:
         async def page(request: web.Request) -> web.StreamResponse:
             return web.Response()
 
@@ -240,7 +240,7 @@ class TestAiohttp:
             codes = [(await client.get(str(server.make_url("/")))).status_code for _ in range(2)]
         assert codes == [200, 200]
 
-    async def test_help_for_tests_reaches_aiohttp(self, headgate_limits: FreshLimits) -> None:
+    async def test_fresh_limits_work_with_aiohttp(self, headgate_limits: FreshLimits) -> None:
         async with aiohttp_client(ok=limit("1/minute")(ok)) as client:
             assert [(await client.get("ok")).status_code for _ in range(2)] == [200, 429]
             headgate_limits.advance(61)

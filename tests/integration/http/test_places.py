@@ -1,4 +1,4 @@
-"""Limits of what is in flight: a place is held for the length of a request, streams included, and is then free."""
+"""Limits of requests in flight: a place is held until the request or stream ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scope() -> dict[str, Any]:
     }
 
 
-async def hear() -> dict[str, Any]:
+async def receive() -> dict[str, Any]:
     return {"type": "http.request"}
 
 
@@ -39,11 +39,11 @@ async def statuses_of(app: Any) -> list[int]:
         if message["type"] == "http.response.start":
             sent.append(message["status"])
 
-    await app(scope(), hear, send)
+    await app(scope(), receive, send)
     return sent
 
 
-async def test_a_stream_holds_its_place_to_its_end() -> None:
+async def test_stream_holds_its_place_until_it_ends() -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
@@ -133,7 +133,7 @@ async def test_a_dependency_with_places_needs_install(is_installed: bool) -> Non
             await statuses_of(app)
 
 
-async def test_a_cost_by_unit() -> None:
+async def test_cost_can_be_given_per_unit() -> None:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
@@ -145,7 +145,7 @@ async def test_a_cost_by_unit() -> None:
         asgi.RateLimitMiddleware(answer, limiter, cost={"tokens": 101})
 
 
-def test_policies_name_what_they_count() -> None:
+def test_policy_field_names_the_quota_unit() -> None:
     rules = (sliding_window("9/minute", unit="tokens", name="t"), PLACE, calendar("7/month", name="m"))
     value = Writer(rules).policy(None, ['"t"', '"p"', '"m"'])
     assert value == '"t";q=9;qu="tokens";w=60, "p";q=1;qu="concurrent-requests", "m";q=7'

@@ -150,7 +150,7 @@ async def test_preflights_are_not_charged(edge: str) -> None:
         assert (await client.get("/", headers=PREFLIGHT)).status_code == 429
 
 
-async def test_a_cors_middleware_around_the_limit_adds_its_fields_to_refusals() -> None:
+async def test_outer_cors_middleware_adds_its_headers_to_refusals() -> None:
     allowed: dict[str, Any] = {
         "allow_origins": ["*"],
         "allow_methods": ["*"],

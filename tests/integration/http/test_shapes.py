@@ -1,4 +1,4 @@
-"""Every shape of limiter goes the same way: at each edge, the answers and fields are those of the pure parts."""
+"""At each edge and with every kind of limiter, responses and fields match those of `Writer` and `refusal`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REALM: dict[str, Any] = {"user": by_address(), "realm": by_header("x-realm")}
 TIERED = fixed_window("2/minute", tiers={"pro": "3/minute"})
 
 SHAPES: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
-    # Rules, what the edge is told of requests, and what a limiter is asked for the same requests.
+    # Rules, options of the edge, and arguments of `Limiter.hit` for the same requests.
     "one rule": (("3/minute",), {}, {"key": "192.0.2.1"}),
     "token bucket": ((token_bucket("3/minute", burst=2),), {}, {"key": "192.0.2.1"}),
     "two rules": (("3/minute", "4/hour"), {}, {"key": "192.0.2.1"}),
@@ -62,7 +62,7 @@ def plain_wsgi(environ: Any, start_response: Callable[..., Any]) -> Iterable[byt
 
 
 def expected(rules: tuple[Any, ...], asked: dict[str, Any], times: int) -> Seen:
-    """Return what the pure parts make of the decisions of a limiter."""
+    """Return the responses that `Writer` and `refusal` make from the decisions of a limiter."""
     clock = FakeClock(START)
     limiter = Limiter(*rules, clock=clock)
     writer, seen = Writer(limiter.rules), []
@@ -91,7 +91,7 @@ async def seen_by(app: Any, clock: FakeClock, times: int) -> Seen:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_asgi_answers_as_the_pure_parts_do(shape: str) -> None:
+async def test_asgi_response_matches_writer_and_refusal(shape: str) -> None:
     rules, arguments, asked = SHAPES[shape]
     clock = FakeClock(START)
     app = RateLimitMiddleware(PlainTextResponse("ok"), AsyncLimiter(*rules, clock=clock), **arguments)
@@ -100,7 +100,7 @@ async def test_asgi_answers_as_the_pure_parts_do(shape: str) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_fastapi_answers_as_the_pure_parts_do(shape: str, installed: bool) -> None:
+async def test_fastapi_response_matches_writer_and_refusal(shape: str, installed: bool) -> None:
     rules, arguments, asked = SHAPES[shape]
     clock = FakeClock(START)
     dependency = limit(AsyncLimiter(*rules, clock=clock), **arguments)
@@ -116,7 +116,7 @@ async def test_fastapi_answers_as_the_pure_parts_do(shape: str, installed: bool)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_wsgi_answers_as_the_pure_parts_do(shape: str) -> None:
+def test_wsgi_response_matches_writer_and_refusal(shape: str) -> None:
     rules, arguments, asked = SHAPES[shape]
     clock, seen = FakeClock(START), []
     app = WSGIRateLimitMiddleware(plain_wsgi, Limiter(*rules, clock=clock), **arguments)
@@ -128,11 +128,11 @@ def test_wsgi_answers_as_the_pure_parts_do(shape: str) -> None:
     assert seen == expected(rules, asked, 6)
 
 
-# --- Whatever stands around the gate ----------------------------------------------------------------------------------
+# --- Every kind of limiter --------------------------------------------------------------------------------------------
 
 
 class WaitingGate:
-    """A gate that lets others run before it answers, as one over a network does."""
+    """A gate that yields to other tasks before it answers, like a remote one."""
 
     def __init__(self, gate: AsyncGate) -> None:
         self._gate = gate
@@ -181,13 +181,13 @@ def plain(path: Path) -> AsyncLimiter:
 
 @pytest.fixture(params=[plain, waiting, observed, on_disk, of_a_policy])
 async def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncLimiter]:
-    """Limiters of the same rule, differently bound."""
+    """Limiters with the same rule and different stores or hooks."""
     made: AsyncLimiter = request.param(tmp_path)
     yield made
     await made.aclose()
 
 
-async def test_the_same_rule_gives_the_same_answers_however_it_is_bound(limiter: AsyncLimiter) -> None:
+async def test_every_kind_of_limiter_gives_the_same_responses(limiter: AsyncLimiter) -> None:
     app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
     assert await seen_by(app, FakeClock(START), 3) == at_one_time("2/minute", 3)
 
@@ -225,7 +225,7 @@ async def echo(websocket: WebSocket) -> None:
 ROUTES = [Route("/broken", broken), Route("/stream", stream), WebSocketRoute("/echo", echo)]
 
 
-async def test_streams_errors_and_handshakes_have_the_fields_however_it_is_bound(
+async def test_streams_errors_and_handshakes_have_the_fields_with_every_limiter(
     limiter: AsyncLimiter,
 ) -> None:
     app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter)  # type: ignore[arg-type]
@@ -241,13 +241,13 @@ async def test_streams_errors_and_handshakes_have_the_fields_however_it_is_bound
     assert is_complete(refused)
 
 
-async def test_an_accepted_handshake_has_the_fields_however_it_is_bound(limiter: AsyncLimiter) -> None:
+async def test_accepted_handshake_has_the_fields_with_every_limiter(limiter: AsyncLimiter) -> None:
     accept, text, _ = await connect(RateLimitMiddleware(Starlette(routes=ROUTES), limiter))  # type: ignore[arg-type]
     assert (b"x-ratelimit-remaining", b"1") in accept["headers"]
     assert "headers" not in text
 
 
-async def test_outcomes_are_counted_however_it_is_bound(limiter: AsyncLimiter) -> None:
+async def test_outcomes_are_counted_with_every_limiter(limiter: AsyncLimiter) -> None:
     app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter, count={500})  # type: ignore[arg-type]
     async with client_of(app) as client:
         responses = [await client.get(path) for path in ("/stream", "/stream", "/broken", "/stream")]
@@ -262,7 +262,7 @@ TWO = '[limiters.api]\nrules = ["3/minute", "9/hour"]\n'
 
 
 def follow(path: Path, kind: Any) -> tuple[Any, Callable[[], None]]:
-    """Return a limiter of a policy, and what puts the next one in force."""
+    """Return a limiter of a policy, and a function that activates the next policy."""
     file = path / "headgate.toml"
     file.write_text(ONE)
     live = kind.from_file(file, clock=FakeClock(START))
@@ -289,7 +289,7 @@ async def test_a_response_shows_the_rules_that_decided_it(tmp_path: Path) -> Non
     assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
-async def test_a_policy_that_changes_while_the_key_is_found_decides_and_answers(tmp_path: Path) -> None:
+async def test_policy_changed_during_the_key_function_decides_and_answers(tmp_path: Path) -> None:
     limiter, change = follow(tmp_path, AsyncLivePolicy)
 
     async def key(scope: Any) -> str:
@@ -316,8 +316,8 @@ def test_wsgi_shows_the_rules_that_decided(tmp_path: Path) -> None:
     assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
-async def test_rules_that_a_server_has_changed_show_under_their_own_names() -> None:
-    """The decision of a remote store may be by other rules than those that the limiter was made with."""
+async def test_rules_changed_by_a_remote_store_appear_under_their_names() -> None:
+    """A remote store may decide by other rules than the limiter was created with."""
     limiter, others = AsyncLimiter("2/minute"), AsyncLimiter("3/minute", "9/hour")
     app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
     limiter.gate = others.gate

@@ -94,14 +94,14 @@ async def test_requests(url: str) -> None:
 
 
 async def test_handshakes(url: str) -> None:
-    statuses = [await shake_hands(url) for _ in range(4)]
+    statuses = [await request_websocket(url) for _ in range(4)]
     assert [status for status, _ in statuses] == [101, 101, 101, 429]
     assert all(b"\r\nratelimit-policy:" in head.lower() for _, head in statuses)
     assert b"\r\nretry-after:" in statuses[-1][1].lower()
 
 
-async def shake_hands(url: str) -> tuple[int, bytes]:
-    """Ask for a WebSocket by hand; return status and head of the answer."""
+async def request_websocket(url: str) -> tuple[int, bytes]:
+    """Send a WebSocket handshake; return status and headers of the response."""
     port = int(url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     key = base64.b64encode(b"0123456789abcdef").decode()

@@ -44,7 +44,7 @@ def test_every_response_has_the_fields() -> None:
     assert responses[0].text == "body"
 
 
-def test_a_refusal_is_a_problem() -> None:
+def test_refusal_is_problem_json() -> None:
     with client_of(application("1/minute")) as client:
         client.get("/")
         refused = client.get("/")
@@ -55,7 +55,7 @@ def test_a_refusal_is_a_problem() -> None:
     assert text.text.startswith("Too many requests.")
 
 
-def test_a_refused_head_has_no_body() -> None:
+def test_refused_head_request_has_no_body() -> None:
     """It would be taken for the beginning of the next response on the connection."""
     environ = {"REQUEST_METHOD": "HEAD", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}
     started: list[Any] = []
@@ -98,7 +98,7 @@ def test_keys_costs_tiers_and_exemptions() -> None:
         assert "ratelimit" not in client.get("/201").headers
 
 
-def test_addresses() -> None:
+def test_keys_by_address() -> None:
     app = application("1/minute", address=by_address(proxies=["192.0.2.1"]))
     with client_of(app) as client:
         for forwarded in ("198.51.100.1", "6.6.6.6, 198.51.100.2"):
@@ -108,7 +108,7 @@ def test_addresses() -> None:
         assert client.get("/").status_code == 200
 
 
-def test_outcomes() -> None:
+def test_only_chosen_outcomes_count() -> None:
     with client_of(application("1/minute", app=echo_status, count={401})) as client:
         assert left(client.get("/200")) == {"per-minute": 1}
         with pytest.raises(RuntimeError):
@@ -118,7 +118,7 @@ def test_outcomes() -> None:
         assert client.get("/200").status_code == 429
 
 
-def test_a_response_that_is_started_anew_is_settled_once() -> None:
+def test_restarted_response_is_settled_once() -> None:
     def app(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         try:
@@ -135,7 +135,7 @@ def test_a_response_that_is_started_anew_is_settled_once() -> None:
     assert limiter.check("192.0.2.1", 5)
 
 
-def test_units_that_cannot_be_given_back_do_not_cost_the_response(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_refund_does_not_fail_the_response(caplog: pytest.LogCaptureFixture) -> None:
     class Unrefunded:
         def __init__(self, gate: Gate) -> None:
             self.decide, self.reset = gate.decide, gate.reset
@@ -151,7 +151,7 @@ def test_units_that_cannot_be_given_back_do_not_cost_the_response(caplog: pytest
     assert "could not be given back" in caplog.text
 
 
-def test_limits_inside_of_limits_show_together() -> None:
+def test_nested_limits_share_the_fields() -> None:
     with client_of(application("9/hour", application("1/minute"))) as client:
         first, second = [client.get("/") for _ in range(2)]
     assert left(first) == {"per-hour": 8, "per-minute": 0}
@@ -160,7 +160,7 @@ def test_limits_inside_of_limits_show_together() -> None:
     assert is_complete(second)
 
 
-def test_around_flask() -> None:
+def test_middleware_works_around_flask() -> None:
     app = flask.Flask(__name__)
 
     @app.get("/")
@@ -179,7 +179,7 @@ def test_around_flask() -> None:
             assert is_complete(response)
 
 
-def test_help_for_tests_reaches_wsgi_too() -> None:
+def test_fresh_limits_work_with_wsgi() -> None:
     clock = FakeClock()
     with client_of(application("1/minute")) as client, fresh_limits(clock=clock):
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]
@@ -189,7 +189,7 @@ def test_help_for_tests_reaches_wsgi_too() -> None:
             assert client.get("/").status_code == 200
 
 
-def test_what_has_to_be_awaited_is_refused() -> None:
+def test_async_limiters_and_functions_are_refused() -> None:
     async def key(scope: Any) -> str:
         return "a"
 
@@ -199,7 +199,7 @@ def test_what_has_to_be_awaited_is_refused() -> None:
         RateLimitMiddleware(echo_status, AsyncLimiter("5/minute"))  # type: ignore[arg-type]
 
 
-def test_a_refusal_that_the_application_raises_is_answered() -> None:
+def test_raised_refusal_is_answered() -> None:
     own = Limiter("1/minute", "1/hour")
 
     @own.guard("report", lambda units=1: units)
@@ -221,7 +221,7 @@ def test_a_refusal_that_the_application_raises_is_answered() -> None:
         assert client.get("/?2").status_code == 413
 
 
-def test_quotas_come_from_the_request() -> None:
+def test_quota_can_depend_on_the_request() -> None:
     asked = []
 
     def quota(scope: Any) -> str | None:
@@ -233,7 +233,7 @@ def test_quotas_come_from_the_request() -> None:
     app = application(limiter, quota=quota, key=by_header("x-api-key"), quota_for=30)
     with client_of(app) as client:
         assert policies(client.get("/?7", headers={"x-api-key": "a"})) == {"per-minute": 7}
-        assert left(client.get("/?9", headers={"x-api-key": "a"})) == {"per-minute": 5}  # as it was known
+        assert left(client.get("/?9", headers={"x-api-key": "a"})) == {"per-minute": 5}  # cached quota
         assert policies(client.get("/", headers={"x-api-key": "b"})) == {"per-minute": 5}
         clock.advance(30)
         assert policies(client.get("/?9", headers={"x-api-key": "a"})) == {"per-minute": 9}
@@ -241,7 +241,7 @@ def test_quotas_come_from_the_request() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"quota": lambda scope: None}], ids=["alone", "second"])
-def test_quotas_of_the_limiter_show_in_the_fields(options: dict[str, Any]) -> None:
+def test_quotas_of_the_limiter_appear_in_the_fields(options: dict[str, Any]) -> None:
     limiter = Limiter("1/minute", quotas=lambda key, tier: {"a": "7/minute"}.get(key))
     with client_of(application(limiter, key=by_header("x-api-key"), **options)) as client:
         responses = [client.get("/", headers={"x-api-key": key}) for key in "ab"]
@@ -252,7 +252,7 @@ def test_quotas_of_the_limiter_show_in_the_fields(options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
-def test_the_function_of_the_limiter_is_asked_once_for_a_request(options: dict[str, Any]) -> None:
+def test_quota_function_of_the_limiter_is_called_once_per_request(options: dict[str, Any]) -> None:
     asked: list[Any] = []
     limiter = Limiter("5/minute", quotas=lambda key, tier: asked.append(key), quotas_for=0)
     with client_of(application(limiter, key=by_header("x-api-key"), **options)) as client:
@@ -260,7 +260,7 @@ def test_the_function_of_the_limiter_is_asked_once_for_a_request(options: dict[s
     assert asked == ["a"]
 
 
-def test_a_quota_of_the_request_goes_for_outcomes_too() -> None:
+def test_request_quota_applies_to_outcomes() -> None:
     app = application(Limiter("1/minute", "9/hour"), count={200}, quota={"per-minute": "3/minute"})
     with client_of(app) as client:
         assert left(client.get("/")) == {"per-minute": 2, "per-hour": 8}

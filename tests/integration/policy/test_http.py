@@ -1,4 +1,4 @@
-"""HTTP edges with limiters of a policy file: they write what it asks for, and notice when it changes."""
+"""HTTP edges with limiters of a policy file: they send the fields it chooses, and follow its changes."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def rate_limit_fields(response: httpx.Response) -> set[str]:
 # --- Coroutines ----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_edge_asks_a_limiter_of_a_policy_and_notices_a_reload(
-    file: Path, edge: Callable[..., Any]
-) -> None:
+async def test_edge_uses_a_policy_limiter_and_follows_reloads(file: Path, edge: Callable[..., Any]) -> None:
     live = follow(file, ONE.format("2/minute"))
     async with client_of(edge(live)) as client:
         codes = [(await client.get("/")).status_code for _ in range(3)]
@@ -106,7 +104,7 @@ async def test_an_edge_asks_a_limiter_of_a_policy_and_notices_a_reload(
     ("style", "written"),
     [("both", IETF | X_RATELIMIT), ("ietf", IETF), ("x-ratelimit", X_RATELIMIT), ("none", set())],
 )
-async def test_the_fields_are_those_that_the_policy_asks_for(
+async def test_policy_chooses_the_fields(
     file: Path, edge: Callable[..., Any], style: str, written: set[str]
 ) -> None:
     live = follow(file, ONE.format("1/minute") + f'headers = "{style}"')
@@ -123,7 +121,7 @@ async def test_the_fields_are_those_that_the_policy_asks_for(
             assert rate_limit_fields(await client.get("/")) == X_RATELIMIT, "unless they are given"
 
 
-async def test_tiers_and_overrides_show_in_the_fields(file: Path, edge: Callable[..., Any]) -> None:
+async def test_tiers_and_overrides_appear_in_the_fields(file: Path, edge: Callable[..., Any]) -> None:
     app = edge(follow(file, TIERS), tier=lambda _: "pro")
     async with client_of(app) as client:
         response = await client.get("/")
@@ -137,9 +135,7 @@ async def test_tiers_and_overrides_show_in_the_fields(file: Path, edge: Callable
     assert (policies(response), left(response)) == ({"r": 7}, {"r": 6})
 
 
-async def test_a_limit_that_became_smaller_than_the_cost_is_a_413_and_not_a_500(
-    file: Path, edge: Callable[..., Any]
-) -> None:
+async def test_cost_above_a_lowered_limit_is_413_and_not_500(file: Path, edge: Callable[..., Any]) -> None:
     live = follow(file, ONE.format("9/minute"))
     app = edge(live, cost=3)
     async with client_of(app) as client:
@@ -151,7 +147,7 @@ async def test_a_limit_that_became_smaller_than_the_cost_is_a_413_and_not_a_500(
         edge(live, cost=3)
 
 
-async def test_a_fixed_cost_is_compared_with_no_limit_that_may_be_another(file: Path) -> None:
+async def test_fixed_cost_is_not_checked_against_a_changeable_limit(file: Path) -> None:
     app = asgi(follow(file, TIERS), cost=3)
     async with client_of(app) as client:
         assert (await client.get("/")).status_code == 200
@@ -165,8 +161,8 @@ async def test_outcomes_are_counted_by_the_policy_of_the_request(file: Path) -> 
         assert (await client.get("/")).status_code == 429
 
 
-async def test_a_policy_that_changes_between_question_and_answer_breaks_no_response(file: Path) -> None:
-    """The answer is written by the rules that decided it, however many there are by now."""
+async def test_policy_change_during_a_decision_breaks_no_response(file: Path) -> None:
+    """The response uses the rules of the decision, even if there are more rules now."""
     live = follow(file, ONE.format("5/minute"))
     app = asgi(live, cost=lambda _: 1)
     version: Any = live["api"].current
@@ -186,7 +182,7 @@ async def test_a_policy_that_changes_between_question_and_answer_breaks_no_respo
         assert left(response) == {"per-minute": 3, "per-hour": 8}
 
 
-async def test_requests_while_another_thread_reloads_are_all_answered(file: Path) -> None:
+async def test_all_requests_are_answered_during_reloads(file: Path) -> None:
     live = follow(file, ONE.format("50/minute"))
     app, is_over = asgi(live), threading.Event()
 
@@ -208,13 +204,13 @@ async def test_requests_while_another_thread_reloads_are_all_answered(file: Path
     assert codes == [200] * 50 + [429] * 100
 
 
-async def test_an_edge_that_is_made_while_a_policy_changes_goes_by_the_newer_one(
+async def test_edge_created_during_a_reload_uses_the_newer_policy(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = follow(file, ONE.format("1/minute"))
 
     def reloading(*args: Any) -> Writer:
-        """Make the writer of the old rules, but late: another thread has put new ones in force."""
+        """Create the writer of the old rules too late: another thread has already loaded new ones."""
         monkeypatch.undo()
         writer = Writer(*args)
         rewrite(file, ONE.format("2/minute"))
@@ -226,7 +222,7 @@ async def test_an_edge_that_is_made_while_a_policy_changes_goes_by_the_newer_one
         assert policies(await client.get("/")) == {"per-minute": 2}
 
 
-async def test_help_for_tests_reaches_limits_of_a_policy(file: Path, edge: Callable[..., Any]) -> None:
+async def test_fresh_limits_work_with_a_policy(file: Path, edge: Callable[..., Any]) -> None:
     live = follow(file, ONE.format("1/minute"))
     app = edge(live)
     async with client_of(app) as client:
@@ -247,7 +243,7 @@ async def test_the_openapi_document_has_the_fields_of_the_policy(file: Path) -> 
     assert set(headers) == {"Retry-After", "RateLimit-Policy", "RateLimit"}
 
 
-def test_an_edge_that_is_gone_is_not_kept_by_its_limiter(file: Path) -> None:
+def test_limiter_does_not_keep_a_deleted_edge(file: Path) -> None:
     live = follow(file, ONE.format("1/minute"))
     for _ in range(3):
         asgi(live)
@@ -267,7 +263,7 @@ def wsgi_client(app: Any, address: str = "192.0.2.1") -> httpx.Client:
     return httpx.Client(transport=httpx.WSGITransport(app, remote_addr=address), base_url="http://service")
 
 
-def test_wsgi_asks_a_limiter_of_a_policy_and_notices_a_reload(file: Path) -> None:
+def test_wsgi_uses_a_policy_limiter_and_follows_reloads(file: Path) -> None:
     file.write_text(ONE.format("2/minute") + 'headers = "x-ratelimit"')
     live = LivePolicy.from_file(file, clock=FakeClock())
     with wsgi_client(WSGIRateLimitMiddleware(echo, live["api"])) as client:
@@ -292,7 +288,7 @@ def test_wsgi_counts_outcomes_by_a_policy(file: Path) -> None:
         assert [client.get("/").status_code for _ in range(3)] == [200] * 3
 
 
-def test_wsgi_requests_while_another_thread_reloads_are_all_answered(file: Path) -> None:
+def test_all_wsgi_requests_are_answered_during_reloads(file: Path) -> None:
     file.write_text(ONE.format("50/minute"))
     live, is_over = LivePolicy.from_file(file, clock=FakeClock()), threading.Event()
     app = WSGIRateLimitMiddleware(echo, live["api"])

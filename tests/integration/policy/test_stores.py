@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def name() -> str:
-    """A name for a limiter that nobody else has."""
+    """A unique name for a limiter."""
     return secrets.token_hex(8)
 
 
@@ -62,7 +62,7 @@ async def test_a_changed_limit_applies_at_once_and_holds_are_settled(
         }
 
 
-def test_the_same_for_threads(tmp_path: Path, url: str, name: str) -> None:
+def test_a_changed_limit_applies_at_once_in_threads(tmp_path: Path, url: str, name: str) -> None:
     file = tmp_path / "headgate.toml"
     write(file, name, url, "2/hour")
     with LivePolicy.from_file(file) as live:
@@ -79,7 +79,7 @@ def test_the_same_for_threads(tmp_path: Path, url: str, name: str) -> None:
         }
 
 
-async def test_all_shadow_rules_cost_one_round_trip_more(tmp_path: Path) -> None:
+async def test_all_shadow_rules_together_add_one_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     with RedisServer() as server, redis.Redis.from_url(server.url) as client:
         write(file, "api", server.url, "100/hour")
@@ -97,7 +97,7 @@ async def test_all_shadow_rules_cost_one_round_trip_more(tmp_path: Path) -> None
             assert round_trips() - before == 20
 
 
-async def test_an_outage_is_not_felt_through_shadow_rules(tmp_path: Path) -> None:
+async def test_failed_shadow_rules_do_not_affect_decisions_in_an_outage(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     with RedisServer() as server:
         write(file, "api", server.url, "4/hour", deadline=60)

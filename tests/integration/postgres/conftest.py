@@ -1,4 +1,4 @@
-"""Databases for these tests: a shared one to count in, and servers of a test's own to break."""
+"""Databases for these tests: a shared one, and servers that a test may break."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from headgate.testing.postgres_server import PostgresServer, new_database
 
 @pytest.fixture(scope="session")
 def url(headgate_postgres_url: str) -> str:
-    """A migrated database that all tests share; each is to count under a name of its own."""
+    """A migrated database that all tests share; each test uses a unique name."""
     return headgate_postgres_url
 
 
 @pytest.fixture
 def empty_url(headgate_postgres_server: str) -> Iterator[str]:
-    """An empty database of the test's own."""
+    """An empty database for one test."""
     with new_database(headgate_postgres_server) as url:
         yield url
 
 
 @pytest.fixture
 def name() -> str:
-    """A name for a limiter or a table that nobody else has."""
+    """A unique name for a limiter or a table."""
     return f"n{secrets.token_hex(8)}"
 
 
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection]:
-    """A plain connection, to look behind the scenes."""
+    """A plain connection, to inspect the tables."""
     with psycopg.connect(url, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture(scope="session")
 def breakable() -> Iterator[PostgresServer]:
-    """A migrated server that nobody else uses."""
+    """A migrated server for tests that break it."""
     with PostgresServer() as server:
         migrate(server.url)
         yield server
@@ -50,14 +50,14 @@ def breakable() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def server(breakable: PostgresServer) -> Iterator[PostgresServer]:
-    """A server for the test to break; it need not leave it whole."""
+    """A server that the test may leave broken."""
     breakable.start()
     yield breakable
     breakable.resume()
 
 
 def execute(wire: PostgresWire, statement: bytes) -> None:
-    """Have a session of a store do something."""
+    """Execute a statement in a session of a store."""
     wire.send((Statement(b"", statement, [], is_frequent=False), []))
     while wire.receive() is PENDING:
         wire.wait(60)

@@ -50,18 +50,14 @@ def left(connection: psycopg.Connection, table: str) -> int:
 OLD, RECENT = timedelta(hours=3), timedelta(minutes=90)
 
 
-def test_what_no_longer_counts_is_removed_and_nothing_else(
-    connection: psycopg.Connection, table: str
-) -> None:
+def test_only_expired_buckets_are_removed(connection: psycopg.Connection, table: str) -> None:
     fill(connection, table, [OLD, RECENT, timedelta(minutes=59), timedelta(0)])
     report = BucketTable(RULE, table=table).cleanup(connection)
     assert (report.deleted, report.ran) == (2, True)
     assert left(connection, table) == 2
 
 
-def test_a_longer_time_may_be_asked_for_but_no_shorter_one(
-    connection: psycopg.Connection, table: str
-) -> None:
+def test_older_than_cannot_be_shorter_than_the_rule_needs(connection: psycopg.Connection, table: str) -> None:
     fill(connection, table, [OLD, RECENT])
     buckets = BucketTable(RULE, table=table)
     with pytest.raises(ConfigError, match="at least 1:01:00"):
@@ -74,7 +70,7 @@ def test_a_longer_time_may_be_asked_for_but_no_shorter_one(
     assert timedelta(0) <= row[0] - report.cutoff < timedelta(minutes=5)
 
 
-def test_it_goes_in_bounded_steps_and_says_what_it_did(
+def test_cleanup_runs_in_batches_and_reports_them(
     connection: psycopg.Connection, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headgate")
@@ -85,8 +81,8 @@ def test_it_goes_in_bounded_steps_and_says_what_it_did(
     assert left(connection, table) == 0
 
 
-def test_steps_are_committed_as_they_go(url: str, connection: psycopg.Connection, table: str) -> None:
-    """Somebody who stops half-way has done half: seen by a table whose third step fails."""
+def test_each_batch_is_committed(url: str, connection: psycopg.Connection, table: str) -> None:
+    """A cleanup that fails in its third batch keeps the first two."""
     fill(connection, table, [OLD], keys=100)
     connection.execute(
         f"""
@@ -103,7 +99,7 @@ def test_steps_are_committed_as_they_go(url: str, connection: psycopg.Connection
     assert left(connection, table) == 60
 
 
-def test_a_bucket_in_use_is_left_for_next_time(url: str, connection: psycopg.Connection, table: str) -> None:
+def test_locked_bucket_is_skipped(url: str, connection: psycopg.Connection, table: str) -> None:
     fill(connection, table, [OLD], keys=10)
     with psycopg.connect(url) as other:
         other.execute(f"SELECT FROM {table} WHERE key = 'key 3' FOR UPDATE".encode())
@@ -111,11 +107,11 @@ def test_a_bucket_in_use_is_left_for_next_time(url: str, connection: psycopg.Con
     assert BucketTable(RULE, table=table).cleanup(connection).deleted == 1
 
 
-def test_one_instance_at_a_time(url: str, connection: psycopg.Connection, table: str) -> None:
+def test_only_one_cleanup_runs_at_a_time(url: str, connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable(RULE, table=table)
     fill(connection, table, [OLD], keys=30)
     with psycopg.connect(url) as other:
-        other.execute("SELECT 1")  # so the transaction is the caller's, and goes on
+        other.execute("SELECT 1")  # so the transaction belongs to the caller, and stays open
         assert buckets.cleanup(other).deleted == 30
         fill(connection, table, [OLD], keys=5)
         assert buckets.cleanup(connection).ran is False
@@ -131,7 +127,7 @@ def test_one_instance_at_a_time(url: str, connection: psycopg.Connection, table:
     assert left(connection, table) == 0
 
 
-def test_a_thread_cleans_again_and_again_and_survives_a_bad_day(
+def test_thread_repeats_cleanup_after_errors(
     url: str, connection: psycopg.Connection, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = threading.Event()
@@ -155,7 +151,7 @@ def test_a_thread_cleans_again_and_again_and_survives_a_bad_day(
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_a_task_cleans_again_and_again_and_survives_a_bad_day(
+async def test_task_repeats_cleanup_after_errors(
     url: str, connection: psycopg.Connection, table: str, caplog: pytest.LogCaptureFixture, driver: str
 ) -> None:
     clock = FakeClock()
@@ -186,14 +182,14 @@ async def test_a_task_cleans_again_and_again_and_survives_a_bad_day(
     assert "no route to host" in caplog.text
 
 
-async def test_what_can_never_work_ends_the_task(url: str, table: str) -> None:
+async def test_invalid_options_end_the_cleanup_task(url: str, table: str) -> None:
     buckets = AsyncBucketTable(RULE, table=table)
     connection = await psycopg.AsyncConnection.connect(url)
     with pytest.raises(ConfigError, match="batch"):
         await buckets.run_cleanup(lambda: connection, every=timedelta(minutes=1), batch=0)
 
 
-def test_it_uses_an_index_on_the_bucket_if_there_is_one(connection: psycopg.Connection, table: str) -> None:
+def test_cleanup_uses_an_index_on_the_bucket_column(connection: psycopg.Connection, table: str) -> None:
     fill(connection, table, [timedelta(minutes=number) for number in range(100)], keys=100)
     fill(connection, table, [OLD], keys=20)
     connection.execute(f"CREATE INDEX ON {table} (bucket)".encode())

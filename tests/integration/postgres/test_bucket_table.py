@@ -27,7 +27,7 @@ TEN = datetime(2026, 3, 5, 10, tzinfo=UTC)
 
 
 def at(minutes: float) -> datetime:
-    """Return an instant so many minutes after ten."""
+    """Return a time in minutes after ten o'clock."""
     return TEN + timedelta(minutes=minutes)
 
 
@@ -66,7 +66,7 @@ def rows(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
 
 
 def hold(connection: psycopg.Connection, buckets: BucketTable, *args: Any, **options: Any) -> BucketDecision:
-    """Hold in a transaction of its own."""
+    """Hold in a separate transaction."""
     with connection.transaction():
         return buckets.hold(connection, *args, **options)
 
@@ -83,9 +83,7 @@ def test_units_are_counted_in_the_bucket_of_their_time(connection: psycopg.Conne
     assert rows(connection, table) == [("a", at(0), 2), ("a", at(3), 1), ("a", at(61), 6)]
 
 
-def test_a_refusal_counts_nothing_and_names_the_instant_to_come_back(
-    connection: psycopg.Connection, table: str
-) -> None:
+def test_refusal_counts_nothing_and_returns_next_allowed(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable("10/hour", table=table)
     hold(connection, buckets, "a", 4, now=at(0))
     hold(connection, buckets, "a", 6, now=at(20))
@@ -104,7 +102,7 @@ def test_a_refusal_counts_nothing_and_names_the_instant_to_come_back(
 
 
 @pytest.mark.parametrize(("strict", "free_at"), [(False, 80), (True, 81)])
-def test_the_true_instant_is_named_also_above_the_limit(
+def test_next_allowed_is_exact_above_the_limit(
     connection: psycopg.Connection, table: str, strict: bool, free_at: int
 ) -> None:
     """Of buckets with 1, 5 and 7 units against a limit of 10, the oldest frees nothing."""
@@ -120,16 +118,14 @@ def test_the_true_instant_is_named_also_above_the_limit(
     assert not buckets.check(connection, "a", now=at(free_at) - timedelta(microseconds=1))
 
 
-def test_a_lenient_bucket_that_is_exactly_a_period_old_no_longer_counts(
-    connection: psycopg.Connection, table: str
-) -> None:
+def test_lenient_bucket_expires_after_exactly_one_period(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable(sliding_window("10/hour", strict=False), table=table)
     hold(connection, buckets, "a", 10, now=at(0.98))
     assert buckets.check(connection, "a", now=at(60)).binding.count == 0
     assert buckets.check(connection, "a", now=at(60) - timedelta(microseconds=1)).binding.count == 10
 
 
-def test_without_a_time_the_databases_clock_counts(connection: psycopg.Connection, table: str) -> None:
+def test_default_time_is_the_database_clock(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable("10/hour", table=table)
     before = connection.execute("SELECT clock_timestamp()").fetchone()
     decision = hold(connection, buckets, "a")
@@ -143,7 +139,7 @@ def test_without_a_time_the_databases_clock_counts(connection: psycopg.Connectio
     assert (empty.binding.count, empty.binding.oldest_expiry, empty.next_allowed) == (0, None, empty.at)
 
 
-def test_a_limit_of_0_is_never_worth_waiting_for(connection: psycopg.Connection, table: str) -> None:
+def test_limit_of_0_has_no_retry_after(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable(sliding_window("10/hour", tiers={"shut": "0/hour"}), table=table)
     hold(connection, buckets, "a")
     refused = hold(connection, buckets, "a", tier="shut")
@@ -184,7 +180,7 @@ def test_keys_of_every_type_are_counted_apart(
 
 
 def test_names_are_quoted(connection: psycopg.Connection) -> None:
-    """Also those that would be something else if they were not."""
+    """Without quotes, these names would be SQL injections."""
     schema, table, key, bucket, count = (
         f'{word}"; DROP TABLE "x\'{{}}%s$1' for word in ("s", "t", "k", "b", "c")
     )
@@ -206,7 +202,7 @@ def test_names_are_quoted(connection: psycopg.Connection) -> None:
 @pytest.mark.parametrize(
     "table", ["time", "usage", "live", "old", "asked", "counted", "numbers", "locked", "order"]
 )
-def test_a_table_may_be_called_anything(url: str, table: str) -> None:
+def test_table_name_may_contain_any_characters(url: str, table: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute(
             f'CREATE TEMPORARY TABLE "{table}" ("at" text, units timestamptz, kept int, UNIQUE ("at", units))'.encode()
@@ -237,7 +233,7 @@ def test_daylight_saving_and_time_zones_change_nothing(
     assert rows(connection, table)[0][1] == datetime(2026, 3, 8, 3, tzinfo=UTC)
 
 
-# --- The same answers as everywhere -------------------------------------------------------------------------------------
+# --- Same decisions as other stores -------------------------------------------------------------------------------------
 
 steps = st.lists(
     st.tuples(
@@ -254,7 +250,7 @@ steps = st.lists(
 
 @settings(max_examples=60)
 @given(steps, st.booleans(), st.sampled_from([1, 7, 60]))
-def test_a_table_answers_like_every_exact_store(
+def test_bucket_table_decides_like_the_memory_store(
     url: str, trace: list[tuple[int, str, str, int, str | None]], strict: bool, buckets: int
 ) -> None:
     rules = (
@@ -330,7 +326,9 @@ def test_rules_that_count_by_the_same_key_share_its_rows(connection: psycopg.Con
     assert [count for _, _, count in rows(connection, table)] == [3, 2]
 
 
-def test_a_plain_key_cannot_be_another_scopes(connection: psycopg.Connection, table: str, uuids: str) -> None:
+def test_plain_key_cannot_match_a_key_of_another_scope(
+    connection: psycopg.Connection, table: str, uuids: str
+) -> None:
     texts = BucketTable(*THREE, table=table, plain="submitter")
     hold(connection, texts, {"submitter": "ada", "realm": "north"})
     for (key, _, _), spelt in zip(rows(connection, table), ["@*", "@realm:north", "ada"], strict=True):
@@ -367,12 +365,12 @@ def test_units_are_rolled_back_with_the_work(connection: psycopg.Connection, tab
 
 
 def test_parallel_transactions_get_exactly_the_limit(url: str, table: str) -> None:
-    """All ask before any commits, which is where a count as old as the wait for the lock would admit them all."""
+    """All hold before any commits: a count read before the wait for the lock would admit them all."""
     buckets = BucketTable("3/hour", table=table)
 
     def submit(number: int) -> bool:
         with psycopg.connect(url) as connection:
-            connection.execute("SELECT 1")  # the transaction has begun, and so has whatever it might remember
+            connection.execute("SELECT 1")  # begin the transaction, with its snapshot
             return buckets.hold(connection, "a").allowed
 
     with ThreadPoolExecutor(11) as pool, psycopg.connect(url) as first:
@@ -384,7 +382,7 @@ def test_parallel_transactions_get_exactly_the_limit(url: str, table: str) -> No
         assert buckets.check(first, "a").binding.count == 3
 
 
-def test_a_transaction_that_rolls_back_leaves_its_place_to_who_waits(url: str, table: str) -> None:
+def test_rollback_frees_units_for_a_waiting_transaction(url: str, table: str) -> None:
     buckets = BucketTable("1/hour", table=table)
 
     def submit() -> bool:
@@ -400,7 +398,7 @@ def test_a_transaction_that_rolls_back_leaves_its_place_to_who_waits(url: str, t
 
 
 def await_waiters(url: str, count: int) -> None:
-    """Return once so many sessions wait for an advisory lock."""
+    """Return when this number of sessions wait for an advisory lock."""
     query = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     end = time.monotonic() + 60
     with psycopg.connect(url, autocommit=True) as connection:
@@ -437,7 +435,7 @@ def test_higher_isolation_is_refused(url: str, table: str, level: IsolationLevel
             buckets.hold(connection, "a")
         with pytest.raises(StoreConflict, match="READ COMMITTED"):
             buckets.record(connection, "a")
-        assert buckets.check(connection, "a")  # a look needs no lock
+        assert buckets.check(connection, "a")  # a check needs no lock
         connection.rollback()
         assert rows(connection, table) == []
 
@@ -451,7 +449,7 @@ def test_units_need_a_transaction_to_commit_with(connection: psycopg.Connection,
     assert rows(connection, table) == []
 
 
-def test_the_users_commit_setting_is_left_alone(connection: psycopg.Connection, table: str) -> None:
+def test_commit_setting_of_the_user_is_not_changed(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable("2/hour", table=table)
     for setting in ("on", "off"):
         connection.execute(f"SET synchronous_commit = {setting}".encode())
@@ -460,7 +458,7 @@ def test_the_users_commit_setting_is_left_alone(connection: psycopg.Connection, 
             assert connection.execute("SHOW synchronous_commit").fetchone() == (setting,)
 
 
-def test_the_users_rows_and_cursors_may_be_of_any_kind(url: str, table: str) -> None:
+def test_any_row_factory_and_cursor_class_works(url: str, table: str) -> None:
     buckets = BucketTable("2/hour", table=table)
     with psycopg.connect(url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor) as connection:
         assert buckets.hold(connection, "a")
@@ -486,7 +484,7 @@ def test_a_check_is_one_statement_and_a_hold_two(
     assert len(statements) == 3
 
 
-def test_a_check_is_served_by_an_index(connection: psycopg.Connection, table: str) -> None:
+def test_check_uses_an_index(connection: psycopg.Connection, table: str) -> None:
     connection.execute(
         f"INSERT INTO {table} (key, bucket) SELECT 'k' || number % 500, now() - number * interval '1 minute' "
         f"FROM generate_series(1, 20000) AS number".encode()
@@ -534,9 +532,7 @@ async def test_tasks_get_exactly_the_limit(url: str, uuids: str, connect: Connec
 @pytest.mark.parametrize(
     "connect", [psycopg.AsyncConnection.connect, asyncpg.connect], ids=["psycopg", "asyncpg"]
 )
-async def test_tasks_roll_back_too_and_need_a_transaction_of_the_right_kind(
-    url: str, table: str, connect: Connect
-) -> None:
+async def test_tasks_roll_back_and_need_a_valid_transaction(url: str, table: str, connect: Connect) -> None:
     buckets = AsyncBucketTable("2/hour", table=table)
     connection = await connect(url)
     if isinstance(connection, psycopg.AsyncConnection):

@@ -1,4 +1,4 @@
-"""Calendar windows by the database's clock, whatever this machine's says."""
+"""Calendar windows follow the database's clock, even if the local clock is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture(params=[timedelta(0), -3 * YEAR, 3 * YEAR, timedelta(hours=-30)])
 def corrections(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Set the clock of this machine wrong, and return what the database then says."""
+    """Set the clock of this machine wrong, and return the corrections by the database."""
     wrong_by = request.param // timedelta(microseconds=1)
     right, correct = WallClock.now_us, ServerTime.correct
     said: list[int] = []
@@ -39,9 +39,7 @@ def corrections(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return said
 
 
-def test_the_databases_clock_picks_the_window(
-    store: PostgresStore, name: str, corrections: list[int]
-) -> None:
+def test_database_clock_selects_the_window(store: PostgresStore, name: str, corrections: list[int]) -> None:
     limiter = Limiter(calendar("10/year"), name=name, store=store, on_store_error="raise")
     now = datetime.now(UTC)
     end = datetime(now.year + 1, 1, 1, tzinfo=UTC)
@@ -53,10 +51,10 @@ def test_the_databases_clock_picks_the_window(
     hold = limiter.hold("a", 3)
     assert hold.confirm(2)
     assert limiter.check("a", 0).remaining == 4
-    assert len(corrections) <= 1  # what the database has said is remembered
+    assert len(corrections) <= 1  # the correction is remembered
 
 
-async def test_calls_that_leave_together_leave_again_only_where_they_have_to(
+async def test_only_calls_with_a_wrong_window_are_sent_again(
     url: str, name: str, corrections: list[int]
 ) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
@@ -75,7 +73,7 @@ async def test_calls_that_leave_together_leave_again_only_where_they_have_to(
         assert (await others.check("a", 0)).remaining == 980
 
 
-def test_a_place_and_a_calendar_together_are_taken_once(
+def test_hold_on_place_and_calendar_is_charged_once(
     store: PostgresStore, name: str, corrections: list[int]
 ) -> None:
     limiter = Limiter(

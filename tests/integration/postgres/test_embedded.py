@@ -1,4 +1,4 @@
-"""A server whose files are kept: the embedded database of a program."""
+"""A server that keeps its files, as the embedded database of a program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_server_that_does_not_start_ends_no_process_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_signals_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no process id yet: 0 is the group of this process, and the parent of all others."""
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(postgres_server, "_signal", lambda *signal: signals.append(signal))
@@ -33,7 +33,7 @@ def test_a_server_that_does_not_start_ends_no_process_but_its_own(monkeypatch: p
     assert signals == []
 
 
-def test_what_it_holds_outlives_it(folder: Path) -> None:
+def test_data_survives_a_restart(folder: Path) -> None:
     with PostgresServer(folder=folder) as server, psycopg.connect(server.url) as connection:
         connection.execute("CREATE TABLE kept ()")
     assert not (folder / "data" / "postmaster.pid").exists()  # it was shut down in good order
@@ -41,14 +41,14 @@ def test_what_it_holds_outlives_it(folder: Path) -> None:
         connection.execute("SELECT FROM kept")
 
 
-def test_a_second_one_with_the_same_folder_uses_the_server_of_the_first(folder: Path) -> None:
+def test_second_server_with_the_same_folder_reuses_the_first(folder: Path) -> None:
     with PostgresServer(folder=folder) as first:
         with PostgresServer(folder=folder) as second:
             psycopg.connect(second.url).close()
         psycopg.connect(first.url).close()
 
 
-def test_it_starts_again_after_it_was_killed(folder: Path) -> None:
+def test_server_starts_again_after_a_kill(folder: Path) -> None:
     server = PostgresServer(folder=folder).start()
     pids = (folder / "data" / "postmaster.pid").read_text()
     server.stop()
@@ -57,7 +57,7 @@ def test_it_starts_again_after_it_was_killed(folder: Path) -> None:
         psycopg.connect(again.url).close()
 
 
-def test_it_listens_on_no_port(folder: Path) -> None:
+def test_server_does_not_listen_on_a_port(folder: Path) -> None:
     with PostgresServer(folder=folder) as server, psycopg.connect(server.url) as connection:
         row = connection.execute("SHOW listen_addresses").fetchone()
     assert row == ("",)

@@ -23,7 +23,7 @@ def test_migrations_are_numbered_without_gaps() -> None:
     assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
 
 
-def test_each_migration_is_applied_once_and_said(empty_url: str) -> None:
+def test_each_migration_is_applied_once_and_reported(empty_url: str) -> None:
     store = PostgresStore(empty_url)
     assert store.migrate() == [f"{migration.number:04} {migration.name}" for migration in migrations()]
     assert store.migrate() == []
@@ -42,7 +42,7 @@ def test_processes_that_migrate_at_once_apply_each_migration_once(empty_url: str
     assert sum(map(len, done)) == len(migrations())
 
 
-def test_what_a_newer_version_has_applied_is_left_alone(empty_url: str) -> None:
+def test_migrations_of_a_newer_version_are_not_changed(empty_url: str) -> None:
     migrate(empty_url)
     with psycopg.connect(empty_url) as connection:
         connection.execute("INSERT INTO headgate_migrations VALUES (9999, 'from the future')")
@@ -58,7 +58,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_url: str) -> None:
         assert connection.execute("SELECT to_regclass('headgate_states')").fetchone() == (None,)
 
 
-def test_a_limiter_on_a_database_without_the_tables_names_the_command(empty_url: str) -> None:
+def test_missing_tables_error_names_the_migrate_command(empty_url: str) -> None:
     with PostgresStore(empty_url) as store:
         limiter = Limiter("5/minute", name="x", store=store, on_store_error="raise")
         with pytest.raises(StoreMisconfigured, match="headgate migrate"):
@@ -67,7 +67,7 @@ def test_a_limiter_on_a_database_without_the_tables_names_the_command(empty_url:
 
 @contextmanager
 def role_on(url: str, *grants: str) -> Iterator[str]:
-    """Make a role that may connect and nothing else but what is granted, and return its URL."""
+    """Create a role with the right to connect and the given grants, and return its URL."""
     role = sql.Identifier(f"headgate_{secrets.token_hex(8)}")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
@@ -81,13 +81,13 @@ def role_on(url: str, *grants: str) -> Iterator[str]:
             connection.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
-def test_a_role_without_the_right_to_create_is_told_which_command_to_run(empty_url: str) -> None:
+def test_missing_create_right_error_names_the_command(empty_url: str) -> None:
     with role_on(empty_url) as url, pytest.raises(StoreUnavailable, match="run 'headgate migrate'") as caught:
         migrate(url)
     assert "secret" not in str(caught.value)
 
 
-def test_a_role_that_may_only_use_the_tables_counts_on_them(empty_url: str) -> None:
+def test_role_with_table_rights_only_can_count(empty_url: str) -> None:
     migrate(empty_url)
     grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"
     with role_on(empty_url, grant) as url, PostgresStore(url) as store:
@@ -98,7 +98,7 @@ def test_a_role_that_may_only_use_the_tables_counts_on_them(empty_url: str) -> N
         assert limiter.hit("a")
 
 
-def test_a_role_without_rights_is_told_what_to_grant(empty_url: str) -> None:
+def test_missing_rights_error_names_the_grants(empty_url: str) -> None:
     migrate(empty_url)
     with role_on(empty_url) as url, PostgresStore(url) as store:
         limiter = Limiter("1/minute", name="x", store=store, on_store_error="raise")
@@ -108,16 +108,14 @@ def test_a_role_without_rights_is_told_what_to_grant(empty_url: str) -> None:
             limiter.hit("a")
 
 
-def test_a_database_that_cannot_be_reached_is_named_without_the_password() -> None:
+def test_unreachable_database_error_hides_the_password() -> None:
     with pytest.raises(StoreUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:1/limits") as caught:
         migrate("postgresql://user:secret@127.0.0.1:1/limits")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("must_write", [False, True])
-def test_a_database_that_can_only_be_read_is_refused_if_it_must_be_written(
-    empty_url: str, must_write: bool
-) -> None:
+def test_read_only_database_is_refused_if_must_write(empty_url: str, must_write: bool) -> None:
     found = [Migration(1, "one", "CREATE TABLE one ()")]
 
     def run(url: str) -> list[Migration]:

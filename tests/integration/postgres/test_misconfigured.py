@@ -1,4 +1,4 @@
-"""Databases that are there and do not let us count: that is said, and nothing is admitted for it."""
+"""Databases that are reachable but not usable: an error is raised, and nothing is admitted."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def no_login(url: str, empty_url: str, name: str) -> str:
         (no_login, "log in"),
     ],
 )
-async def test_what_never_worked_is_raised_and_not_admitted(
+async def test_misconfiguration_at_the_start_raises(
     url: str, empty_url: str, name: str, way: Any, hint: str, flavour: Flavour
 ) -> None:
     store = PostgresStore(way(url, empty_url, name), deadline=60.0)
@@ -118,7 +118,7 @@ class RefusingPooler(socketserver.BaseRequestHandler):
         self.request.sendall(b"E" + struct.pack("!i", 4 + len(fields)) + fields)
 
 
-async def test_a_pooler_that_is_misconfigured_admits_nothing(flavour: Flavour) -> None:
+async def test_misconfigured_pooler_admits_nothing(flavour: Flavour) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), RefusingPooler) as pooler:
         threading.Thread(target=pooler.serve_forever, daemon=True).start()
         store = PostgresStore(f"postgresql://ann@127.0.0.1:{pooler.server_address[1]}/x", deadline=60.0)
@@ -130,7 +130,7 @@ async def test_a_pooler_that_is_misconfigured_admits_nothing(flavour: Flavour) -
         pooler.shutdown()
 
 
-async def test_what_has_worked_is_answered_by_policy_until_it_works_again(
+async def test_later_misconfiguration_is_answered_by_the_failure_policy(
     url: str, name: str, flavour: Flavour, caplog: pytest.LogCaptureFixture
 ) -> None:
     grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states, headgate_notes TO {}"
@@ -159,13 +159,13 @@ def role_with_password(server: PostgresServer, name: str) -> Iterator[str]:
         rules = Path(place).read_text()
         Path(place).write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{rules}")
         connection.execute("SELECT pg_reload_conf()")
-        until(lambda: not _lets_in(make_conninfo(url, password="hunter3")))
+        until(lambda: not _accepts_login(make_conninfo(url, password="hunter3")))
         yield url
         Path(place).write_text(rules)
         connection.execute("SELECT pg_reload_conf()")
 
 
-def _lets_in(url: str) -> bool:
+def _accepts_login(url: str) -> bool:
     try:
         psycopg.connect(url).close()
     except psycopg.OperationalError:
@@ -185,7 +185,7 @@ async def test_a_wrong_password_is_raised(
     await store.aclose()
 
 
-async def test_a_ping_changes_nothing_that_is_counted(url: str, name: str, flavour: Flavour) -> None:
+async def test_ping_does_not_change_counts(url: str, name: str, flavour: Flavour) -> None:
     limiter = flavour("5/hour", name=name, store=url)
     for _ in range(3):
         await done(limiter.ping())

@@ -1,4 +1,4 @@
-"""Notes in a real database: what a race leaves behind, how rows go away, and databases of an earlier version."""
+"""Notes in a real database: races, removal of expired rows, and databases of an earlier version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row_of(connection: psycopg.Connection, name: str) -> tuple[bytes, int] | Non
     return found
 
 
-async def test_a_note_is_kept_as_long_as_it_was_asked_for(
+async def test_note_is_kept_for_the_requested_time(
     url: str, name: str, connection: psycopg.Connection
 ) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
@@ -44,7 +44,7 @@ async def test_a_note_is_kept_as_long_as_it_was_asked_for(
         assert await store.get_note(name) == "another"
 
 
-async def test_the_same_text_again_is_kept_for_longer(
+async def test_noting_the_same_text_again_extends_its_lifetime(
     url: str, name: str, connection: psycopg.Connection
 ) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
@@ -54,7 +54,7 @@ async def test_the_same_text_again_is_kept_for_longer(
     assert 90_000_000 < left <= 9_000_000_000
 
 
-async def test_rows_that_have_expired_are_removed_as_it_goes(empty_url: str) -> None:
+async def test_expired_rows_are_removed_by_later_notes(empty_url: str) -> None:
     migrate(empty_url)
     with psycopg.connect(empty_url, autocommit=True) as connection:
         async with PostgresStore(empty_url, deadline=PATIENT) as store:
@@ -67,8 +67,8 @@ async def test_rows_that_have_expired_are_removed_as_it_goes(empty_url: str) -> 
             assert sorted(rows) == [(note_key("headgate", f"new {number}"),) for number in range(10)]
 
 
-async def test_removing_waits_for_nobody(empty_url: str) -> None:
-    """A row that somebody has locked is left to another call."""
+async def test_removal_skips_locked_rows(empty_url: str) -> None:
+    """A locked row is left to a later call."""
     migrate(empty_url)
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
         await store.note("old", "text", 60)
@@ -79,8 +79,8 @@ async def test_removing_waits_for_nobody(empty_url: str) -> None:
             assert await store.note("new", "text", 60) == "text"
 
 
-def test_whoever_waits_for_another_is_told_what_that_one_wrote(url: str, name: str) -> None:
-    """At READ COMMITTED the statement that waited does not see it by itself."""
+def test_waiting_writer_gets_the_note_of_the_first_writer(url: str, name: str) -> None:
+    """At READ COMMITTED, the waiting statement does not see the new row by itself."""
     key = note_key("headgate", name)
     told: list[bytes] = []
 
@@ -102,7 +102,7 @@ def test_whoever_waits_for_another_is_told_what_that_one_wrote(url: str, name: s
     assert told == [b"first"]
 
 
-def test_whoever_waits_for_another_that_gives_up_decides(url: str, name: str) -> None:
+def test_second_writer_decides_after_a_rollback(url: str, name: str) -> None:
     key = note_key("headgate", name)
     with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
         first.execute(NOTE, (key, b"first", 60_000_000))
@@ -131,7 +131,7 @@ async def test_notes_and_decisions_take_turns_on_one_connection(url: str, name: 
         assert len(store._tasks._by_loop) == 1
 
 
-async def test_closing_lets_notes_end_that_are_on_their_way(url: str, name: str) -> None:
+async def test_close_waits_for_pending_notes(url: str, name: str) -> None:
     store = PostgresStore(url, deadline=PATIENT)
     noting = [asyncio.ensure_future(store.note(f"{name}{number}", "text", 60)) for number in range(5)]
     await asyncio.sleep(0)
@@ -141,7 +141,7 @@ async def test_closing_lets_notes_end_that_are_on_their_way(url: str, name: str)
         await store.get_note(name)
 
 
-async def test_a_database_without_the_tables_says_what_it_needs(empty_url: str) -> None:
+async def test_missing_tables_error_names_the_migration(empty_url: str) -> None:
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
         with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             await store.note("a", "text", 60)
@@ -149,7 +149,7 @@ async def test_a_database_without_the_tables_says_what_it_needs(empty_url: str) 
         assert await store.note("a", "text", 60) == "text"
 
 
-async def test_a_server_that_went_away_is_found_again(server: PostgresServer) -> None:
+async def test_store_reconnects_after_a_server_restart(server: PostgresServer) -> None:
     async with PostgresStore(server.url, deadline=PATIENT, durable=True) as store:
         assert await store.note("a", "first", 60) == "first"
         server.kill()

@@ -1,4 +1,4 @@
-"""When the database is killed, hangs, is restarted, is full or may only be read: limiters go on, and come back."""
+"""The database is killed, hangs, restarts, is full or is read-only: limiters keep working and recover."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from tests.integration.redis.proxy import Proxy
 pytestmark = pytest.mark.usefixtures("deadlines")
 
 DEADLINE = 0.5
-"""Seconds for which a server hangs until it is given up."""
+"""Seconds until a call to a hanging server times out."""
 
 
 HALF = ENOUGH_TO_FOLLOW
-"""So many leave together, and so many follow."""
+"""Calls per batch: one batch is sent, and a second one follows."""
 
 LIMIT = 50
 
 
-def come_back(limiter: Limiter) -> Decision:
-    """Go on until the store answers again."""
+def hit_until_available(limiter: Limiter) -> Decision:
+    """Send hits until the store answers again."""
     until = time.monotonic() + PATIENCE
     while (decision := limiter.hit("probe")).degraded:
         assert time.monotonic() < until, "the limiter never went back to its store"
@@ -59,15 +59,15 @@ def come_back(limiter: Limiter) -> Decision:
 
 
 async def until(happened: Callable[[], bool]) -> None:
-    """Wait for other tasks to bring something about."""
+    """Wait until other tasks make a condition true."""
     end = time.monotonic() + PATIENCE
     while not happened():
         assert time.monotonic() < end, "it never happens"
         await asyncio.sleep(0.001)
 
 
-async def come_back_async(limiter: AsyncLimiter) -> Decision:
-    """Go on until the store answers again."""
+async def hit_until_available_async(limiter: AsyncLimiter) -> Decision:
+    """Send hits until the store answers again."""
     until = time.monotonic() + PATIENCE
     while (decision := await limiter.hit("probe")).degraded:
         assert time.monotonic() < until, "the limiter never went back to its store"
@@ -77,7 +77,7 @@ async def come_back_async(limiter: AsyncLimiter) -> Decision:
 
 @pytest.fixture
 def store(server: PostgresServer) -> Iterator[PostgresStore]:
-    """A store that waits for the disk: so that what it was told of is there after a crash."""
+    """A store that waits for the disk, so that its counts survive a crash."""
     with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=DEADLINE, durable=True) as store:
         yield store
 
@@ -100,7 +100,7 @@ Breakage = Callable[[PostgresServer], Callable[[], object]]
 
 
 @breakages
-def test_one_caller_waits_once_per_outage(
+def test_thread_has_one_failed_call_per_outage(
     server: PostgresServer, store: PostgresStore, breakage: Breakage
 ) -> None:
     limiter = Limiter(f"{LIMIT}/day", name="sync", store=store)
@@ -111,7 +111,7 @@ def test_one_caller_waits_once_per_outage(
         assert all(decision and decision.degraded for decision in decisions)
         assert (limiter.health.outages, limiter.health.failures) == (outage, outage)
         repair()
-        assert come_back(limiter)
+        assert hit_until_available(limiter)
         admitted += sum(bool(limiter.hit("a")) for _ in range(20))
     admitted += sum(bool(limiter.hit("a")) for _ in range(LIMIT))
     # A call whose reply was lost may have been counted, so there may be fewer; there are never more.
@@ -120,7 +120,7 @@ def test_one_caller_waits_once_per_outage(
 
 
 @breakages
-async def test_tasks_go_on_through_an_outage(
+async def test_tasks_continue_during_an_outage(
     server: PostgresServer, store: PostgresStore, breakage: Breakage
 ) -> None:
     limiter = AsyncLimiter(f"{LIMIT}/day", name="async", store=store)
@@ -137,9 +137,9 @@ async def test_tasks_go_on_through_an_outage(
     repair = await asyncio.to_thread(breakage, server)
     await until(lambda: limiter.health.degraded >= 100)
     assert limiter.health.outages == 1
-    assert limiter.health.failures <= len(callers)  # those that were under way, and nobody after them
+    assert limiter.health.failures <= len(callers)  # only pending calls fail
     await asyncio.to_thread(repair)
-    assert await come_back_async(limiter)
+    assert await hit_until_available_async(limiter)
     failures = limiter.health.failures
     await until(lambda: sum(not decision for decision in told) >= 100)
     busy = False
@@ -157,8 +157,8 @@ async def test_a_hold_that_cannot_be_released_stays_counted(
     repair = await asyncio.to_thread(breakage, server)
     assert await hold.release() == 0
     await asyncio.to_thread(repair)
-    await come_back_async(limiter)
-    assert (await limiter.check("a", 0)).remaining in (6, 10)  # a server that hung has read it all the same
+    await hit_until_available_async(limiter)
+    assert (await limiter.check("a", 0)).remaining in (6, 10)  # a server that hung may have read it
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_a_hold_that_cannot_be_released_stays_counted(
     [("open", 40), ("closed", 0), (local(share=0.5), 5)],
     ids=["open", "closed", "local"],
 )
-def test_the_policy_answers_meanwhile(
+def test_failure_policy_answers_during_an_outage(
     server: PostgresServer, store: PostgresStore, policy: OnStoreError, admitted: int
 ) -> None:
     limiter = Limiter("10/day", name="policy", store=store, on_store_error=policy)
@@ -175,11 +175,11 @@ def test_the_policy_answers_meanwhile(
     assert sum(bool(limiter.hit("a")) for _ in range(40)) == admitted
     assert limiter.health.degraded == 40
     server.start()
-    come_back(limiter)
+    hit_until_available(limiter)
     assert not limiter.hit("a")
 
 
-def test_a_policy_to_raise_raises(server: PostgresServer, store: PostgresStore) -> None:
+def test_failure_policy_raise_raises(server: PostgresServer, store: PostgresStore) -> None:
     limiter = Limiter("10/day", name="raise", store=store, on_store_error="raise")
     limiter.hit("a")
     server.kill()
@@ -190,9 +190,7 @@ def test_a_policy_to_raise_raises(server: PostgresServer, store: PostgresStore) 
 # --- Hanging ------------------------------------------------------------------------------------------------
 
 
-def test_threads_that_meet_a_hanging_database_all_come_away(
-    server: PostgresServer, store: PostgresStore
-) -> None:
+def test_no_thread_blocks_on_a_hanging_database(server: PostgresServer, store: PostgresStore) -> None:
     limiter = Limiter("1000/day", name="threads", store=store)
     limiter.hit("a")
     server.pause()
@@ -200,23 +198,21 @@ def test_threads_that_meet_a_hanging_database_all_come_away(
         assert all(decision.degraded for decision in pool.map(lambda _: limiter.hit("a"), range(200)))
     assert limiter.health.failures <= 12
     server.resume()
-    assert come_back(limiter)
+    assert hit_until_available(limiter)
 
 
-async def test_calls_that_wait_fail_with_the_one_that_hangs(
-    server: PostgresServer, store: PostgresStore
-) -> None:
-    """They would only find out once more that nobody answers, one time-out after the other."""
+async def test_queued_calls_fail_with_the_hanging_call(server: PostgresServer, store: PostgresStore) -> None:
+    """Otherwise each of them would wait for another timeout."""
     limiter = AsyncLimiter("1000/day", name="waiting", store=store, on_store_error="raise")
     await limiter.hit("a")
     server.pause()
     answers = await asyncio.gather(*(limiter.hit("a") for _ in range(300)), return_exceptions=True)
-    # The latter are those that a busy machine did not come to send in time.
+    # `StoreOverloaded`: a busy machine could not send the call in time.
     assert {type(answer) for answer in answers} <= {StoreTimeout, StoreUnavailable, StoreOverloaded}
     server.resume()
 
 
-def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
+def test_call_times_out_if_it_cannot_get_a_lock(
     server: PostgresServer, store: PostgresStore, deadlines: Deadlines
 ) -> None:
     gate = store.bind("lock", (fixed_window("10/day"),))
@@ -227,10 +223,10 @@ def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             gate.decide(Request("hit", "a"))
         deadlines.count = False
-        assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
+        assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # a check does not wait for locks
 
 
-def test_a_deadline_of_a_limiters_own_is_kept(server: PostgresServer) -> None:
+def test_deadline_of_the_limiter_is_respected(server: PostgresServer) -> None:
     with PostgresStore(server.url, deadline=3600) as store:
         limiter = Limiter("10/day", name="deadline", store=store, on_store_error="raise", deadline=DEADLINE)
         limiter.hit("a")
@@ -254,20 +250,20 @@ def test_a_restart_between_two_calls_is_noticed_before_the_second_is_sent(
     assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
 
 
-async def test_a_restart_between_two_calls_of_tasks_is_noticed_too(
+async def test_a_restart_between_two_calls_of_tasks_is_noticed(
     server: PostgresServer, store: PostgresStore
 ) -> None:
     limiter = AsyncLimiter("10/day", name="restart", store=store)
     for expected in (9, 8, 7):
         assert (await limiter.hit("a")).remaining == expected
-        server.restart()  # the event loop hears of it only after the next call was asked for
+        server.restart()  # the event loop notices it only after the next call has started
     assert (await limiter.hit("a")).remaining == 6
     await asyncio.to_thread(server.restart)  # and here before that
     assert (await limiter.hit("a")).remaining == 5
     assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
 
 
-async def test_a_lost_connection_leaves_the_number_of_its_file_alone(
+async def test_lost_connection_does_not_touch_a_reused_file_descriptor(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As soon as libpq has closed the file, the next connection of the same event loop gets its number."""
@@ -296,7 +292,7 @@ async def test_a_lost_connection_leaves_the_number_of_its_file_alone(
     assert caplog.messages == []
 
 
-def test_news_on_an_idle_connection_need_not_be_a_goodbye(
+def test_notification_on_an_idle_connection_does_not_close_it(
     server: PostgresServer, store: PostgresStore
 ) -> None:
     limiter = Limiter("10/day", name="news", store=store)
@@ -313,11 +309,11 @@ def test_news_on_an_idle_connection_need_not_be_a_goodbye(
     assert store._threads._dispatcher._wire is wire
 
 
-# --- A reply that is lost -----------------------------------------------------------------------------------
+# --- Lost replies -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
-async def test_a_call_whose_reply_is_lost_is_not_sent_again(server: PostgresServer, flavour: str) -> None:
+async def test_call_with_a_lost_reply_is_not_retried(server: PostgresServer, flavour: str) -> None:
     with Proxy(server.port) as proxy:
         address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
         async with PostgresStore(address, deadline=PATIENCE) as store:
@@ -331,7 +327,7 @@ async def test_a_call_whose_reply_is_lost_is_not_sent_again(server: PostgresServ
             assert (await hit("a")).remaining == 7  # the lost one was counted, once
 
 
-def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(server: PostgresServer) -> None:
+def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(server: PostgresServer) -> None:
     with Proxy(server.port) as proxy:
         address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
         with PostgresStore(address, deadline=PATIENCE) as store:
@@ -349,9 +345,7 @@ def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(server: Post
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
-async def test_a_call_that_the_database_ends_instead_of_answering_is_sent_again(
-    server: PostgresServer, flavour: str
-) -> None:
+async def test_call_terminated_by_the_database_is_retried(server: PostgresServer, flavour: str) -> None:
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
         hit = hitting(store, flavour, name="ended")
         assert (await hit("a")).remaining == 9
@@ -365,7 +359,7 @@ async def test_a_call_that_the_database_ends_instead_of_answering_is_sent_again(
             assert (await call).remaining == 8
 
 
-async def test_what_follows_on_a_connection_that_the_database_ends_is_sent_again_too(
+async def test_calls_queued_on_a_terminated_connection_are_retried(
     server: PostgresServer,
 ) -> None:
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
@@ -388,8 +382,8 @@ async def test_what_follows_on_a_connection_that_the_database_ends_is_sent_again
         assert [(await limiter.check(key, 0)).remaining for key in "ab"] == [1000 - 1 - HALF, 1000 - HALF]
 
 
-async def test_a_batch_that_is_refused_spares_the_one_that_follows(server: PostgresServer) -> None:
-    """Each is a transaction of its own."""
+async def test_cancelled_batch_does_not_fail_the_next_batch(server: PostgresServer) -> None:
+    """Each batch is a separate transaction."""
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
         gate = store.bind_async("refused", (fixed_window("1000/day"),))
         await gate.decide(Request("hit", "a"))
@@ -412,7 +406,7 @@ async def test_a_batch_that_is_refused_spares_the_one_that_follows(server: Postg
 
 
 def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:
-    """Return hits on `10/day`, from a thread or a task, that know of no policy."""
+    """Return a function that hits `10/day`, from a thread or a task, without a failure policy."""
     rules = (fixed_window("10/day"),)
     threads, tasks = store.bind(name, rules), store.bind_async(name, rules)
 
@@ -424,7 +418,7 @@ def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Aw
     return hit
 
 
-# --- No room, no right to write -----------------------------------------------------------------------------
+# --- No free connection, read-only --------------------------------------------------------------------------
 
 
 def test_a_database_without_a_free_connection_is_unavailable_until_there_is_one() -> None:
@@ -440,13 +434,11 @@ def test_a_database_without_a_free_connection_is_unavailable_until_there_is_one(
             limiter = Limiter("10/day", name="full", store=store)
             assert limiter.hit("a").degraded
             others.close()
-            assert not come_back(limiter).degraded
+            assert not hit_until_available(limiter).degraded
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
-async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writing(
-    server: PostgresServer, flavour: str
-) -> None:
+async def test_read_only_database_still_answers_refusals(server: PostgresServer, flavour: str) -> None:
     name = f"read-only in {flavour}"
     read_only = make_conninfo(server.url, options="-c default_transaction_read_only=on")
     async with (
@@ -460,7 +452,7 @@ async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writ
         assert not await hit("full")
 
 
-def test_a_database_that_may_be_written_again_is_found_again(
+def test_store_recovers_when_the_database_is_writable_again(
     server: PostgresServer, store: PostgresStore
 ) -> None:
     limiter = Limiter("10/day", name="failover", store=store)
@@ -471,7 +463,7 @@ def test_a_database_that_may_be_written_again_is_found_again(
         assert limiter.hit("a").degraded
         connection.execute("SET default_transaction_read_only = off")
         connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = off")
-    come_back(limiter)
+    hit_until_available(limiter)
     assert limiter.hit("a").remaining == 8
 
 
@@ -486,7 +478,7 @@ def test_a_database_that_may_be_written_again_is_found_again(
         "host=127.0.0.1 port=1 user=someone password=hunter2 dbname=limits",
     ],
 )
-def test_credentials_appear_in_no_message_and_no_log_line(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_never_appear_in_messages_or_logs(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with PostgresStore(url, deadline=DEADLINE) as store:
         assert Limiter("5/day", name="x", store=store).hit("a").degraded

@@ -32,7 +32,7 @@ NOW = 1_700_000_000_000_000
 
 ADMITTED, NEVER, UNCOUNTABLE, NOT_OURS, OTHER_WINDOW = -1, -2, -3, -4, -5
 NO_RECEIPT = (-1, 0)
-"""What is sent in place of a receipt if there is none."""
+"""Sent in place of a missing receipt."""
 
 sizes = st.one_of(st.integers(1, 20), st.integers(1, MAX_UNITS), st.sampled_from([MAX_UNITS, 2**52, 2**35]))
 instants = st.one_of(st.integers(0, 200), st.integers(NOW, NOW + 200), st.integers(0, LATEST))
@@ -140,7 +140,7 @@ def kept(algorithm: Algorithm, state: State | None) -> list[int] | None:
 
 
 def shape(algorithm: Algorithm, now: int) -> tuple[int, ...]:
-    """Return what the database is told of a rule at a time."""
+    """Return the SQL parameters of a rule at a time."""
     return port_parameters(algorithm, now)[0]
 
 
@@ -163,7 +163,7 @@ def decide(
 
 
 def is_countable(algorithm: Algorithm, state: State | None) -> bool:
-    """Return whether a level can be counted in the caller's shape: the database still cuts it off if it cannot."""
+    """Return whether a level fits the caller's parameters; otherwise the database truncates it."""
     if not isinstance(algorithm, TokenBucket) or state is None:
         return True
     return -(state[1] * algorithm.d // -state[5]) <= MAX_UNITS
@@ -176,7 +176,7 @@ def is_countable(algorithm: Algorithm, state: State | None) -> bool:
 @example((TokenBucket("rule", 5, 3, 2, 1), (1, 10, 0, 0, 3, 2, 5), 4), 1, 2)
 @example((TokenBucket("rule", 1, 1, 2**35, 1), (1, MAX_UNITS, 5, 0, 1, 1, MAX_UNITS), LATEST), 1, 2)
 @example((Concurrent("rule", 9, 5), (MAX_UNITS - 1, 5, 90, 1, 2, 95, 3, 1), 6), 1, 2)
-def test_decide_is_a_port(
+def test_sql_decide_matches_python(
     ask: psycopg.Connection, case: tuple[Algorithm, State | None, int], cost: int, birth: int
 ) -> None:
     algorithm, state, now = case
@@ -209,7 +209,7 @@ def test_decide_is_a_port(
 @settings(max_examples=EXAMPLES)
 @given(moments(), st.integers(1, 25) | st.integers(1, MAX_UNITS), births)
 @example((TokenBucket("rule", 1, 1, 2**35, 1), None, 5), MAX_UNITS, 2)
-def test_record_is_a_port(
+def test_sql_record_matches_python(
     ask: psycopg.Connection, case: tuple[Algorithm, State | None, int], cost: int, birth: int
 ) -> None:
     algorithm, state, now = case
@@ -239,7 +239,7 @@ def record(
 
 @settings(max_examples=EXAMPLES)
 @given(cases, st.lists(instants, min_size=3, max_size=3), st.data())
-def test_refund_is_a_port(
+def test_sql_refund_matches_python(
     ask: psycopg.Connection, case: tuple[Algorithm, State | None], times: list[int], data: st.DataObject
 ) -> None:
     algorithm, state = case
@@ -251,7 +251,7 @@ def test_refund_is_a_port(
     assert after is not None
     receipt = algorithm.receipt(state, after, cost)
     hits = data.draw(st.integers(0, 2))
-    for number in range(hits):  # others come in between, who may also get their units back
+    for number in range(hits):  # other hits follow, and may also be refunded
         following, verdict = algorithm.decide(after, times[1], 1, (birth + 1 + number) % MAX_UNITS)
         if verdict.allowed and following is not None:
             if data.draw(st.booleans()):
@@ -261,14 +261,14 @@ def test_refund_is_a_port(
     if data.draw(st.integers(0, 5)) == 0:
         after = None
     if after and isinstance(algorithm, SlidingWindow) and data.draw(st.booleans()):
-        after = (*after[:-1], 1)  # less than was held there: somebody gave back what was not theirs
+        after = (*after[:-1], 1)  # fewer units than were held: another caller refunded too much
     if after and isinstance(algorithm, TokenBucket) and data.draw(st.booleans()):
         after = (*after[:3], data.draw(st.integers(MAX_UNITS - 5, MAX_UNITS)), *after[4:])
     back = data.draw(st.integers(0, cost + 3))
-    refund_alike(ask, algorithm, after, receipt, back, times[2])
+    check_refund(ask, algorithm, after, receipt, back, times[2])
 
 
-def refund_alike(
+def check_refund(
     ask: psycopg.Connection, algorithm: Algorithm, state: State | None, receipt: Receipt, cost: int, now: int
 ) -> State | None:
     """Give units back in both ways, compare, and return the new state."""
@@ -292,7 +292,7 @@ def refund_alike(
 
 @settings(max_examples=EXAMPLES)
 @given(cases, st.lists(instants, min_size=3, max_size=3), st.data())
-def test_move_is_a_port(
+def test_sql_move_matches_python(
     ask: psycopg.Connection, case: tuple[Algorithm, State | None], times: list[int], data: st.DataObject
 ) -> None:
     algorithm, state = case
@@ -305,7 +305,7 @@ def test_move_is_a_port(
         receipt = algorithm.receipt(before, after, cost)
         state = after
         following, verdict = algorithm.decide(state, times[1], data.draw(costs), MAX_UNITS - 3)
-        if data.draw(st.booleans()):  # another one comes in between
+        if data.draw(st.booleans()):  # another hit follows
             state = following
     if data.draw(st.integers(0, 5)) == 0:
         state = None
@@ -317,10 +317,10 @@ def test_move_is_a_port(
         turning_points.append(algorithm.fresh_at(state))
     now = data.draw(st.sampled_from(turning_points)) + data.draw(st.integers(-1, 1))
     assume(0 <= now <= LATEST)
-    move_alike(ask, algorithm, state, receipt, now, data.draw(st.integers(0, min(most, 30)) | costs))
+    check_move(ask, algorithm, state, receipt, now, data.draw(st.integers(0, min(most, 30)) | costs))
 
 
-def move_alike(
+def check_move(
     ask: psycopg.Connection, algorithm: Algorithm, state: State | None, receipt: Receipt, now: int, cost: int
 ) -> None:
     """Move units in both ways, and compare."""
@@ -358,9 +358,7 @@ def move_alike(
 
 
 @pytest.mark.parametrize("state", [None, (7, NOW - 1, 3)])
-def test_a_time_in_none_of_the_windows_sent_along_is_answered_with_it(
-    ask: psycopg.Connection, state: State | None
-) -> None:
+def test_time_outside_the_sent_windows_is_returned(ask: psycopg.Connection, state: State | None) -> None:
     day = Calendar("rule", 5, "day", "UTC")
     for cost, away in ((0, -3), (1, 3), (1, -3)):
         now = NOW + away * 24 * 3600 * 1_000_000
@@ -371,8 +369,8 @@ def test_a_time_in_none_of_the_windows_sent_along_is_answered_with_it(
         assert row == ([OTHER_WINDOW, now, 0, 0, 0, 0, 0, 0, 0],)
 
 
-def test_a_moved_hold_of_a_later_window_needs_the_windows_around_now(ask: psycopg.Connection) -> None:
-    """Only they tell which of the two windows is the later one."""
+def test_moving_a_hold_of_a_later_window_needs_the_current_windows(ask: psycopg.Connection) -> None:
+    """They are needed to order the two windows."""
     day, now = Calendar("rule", 5, "day", "UTC"), NOW - 3 * 24 * 3600 * 1_000_000
     state = (7, window_end("day", "UTC", NOW), 3)
     arguments = (*shape(day, NOW), list(state), [*state[:2]], 3, now, 1, 2)
@@ -380,12 +378,12 @@ def test_a_moved_hold_of_a_later_window_needs_the_windows_around_now(ask: psycop
         "SELECT headgate_move_v1(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s, %s)", arguments
     ).fetchone()
     assert row == ([0, OTHER_WINDOW, now, 0, 0, 0, 0, 0, 0, 0],)
-    move_alike(ask, day, state, (*state[:2], 3), now, 2)
+    check_move(ask, day, state, (*state[:2], 3), now, 2)
 
 
 @settings(max_examples=EXAMPLES // 2)
 @given(st.lists(shapes(), min_size=1, max_size=3), st.sampled_from([1, 1000]), st.data())
-def test_a_token_bucket_of_several_tiers_is_a_port_step_by_step(
+def test_sql_token_bucket_with_tiers_matches_python_at_every_step(
     ask: psycopg.Connection, tiers: list[TokenBucket], tick: int, data: st.DataObject
 ) -> None:
     """Tiers alternate, time also goes back, and holds are given back late, in part and twice."""
@@ -401,7 +399,7 @@ def test_a_token_bucket_of_several_tiers_is_a_port_step_by_step(
             if receipts:
                 holder, receipt = data.draw(st.sampled_from(receipts))
                 back = data.draw(st.sampled_from([receipt[-1], receipt[-1], receipt[-1] // 2, 1]))
-                state = refund_alike(ask, holder, state, receipt, back, now)
+                state = check_refund(ask, holder, state, receipt, back, now)
         elif step == "record":
             cost = data.draw(st.integers(1, MAX_UNITS // tier.d))
             after, room = record(tier, state, now, cost, birth)
@@ -423,7 +421,7 @@ def test_a_token_bucket_of_several_tiers_is_a_port_step_by_step(
                 assert answer[:3] == [retry_after, verdict.remaining, verdict.reset_after_us or 0]
 
 
-def test_a_bucket_gives_back_no_more_than_it_holds(ask: psycopg.Connection) -> None:
+def test_refund_is_limited_to_the_units_in_the_bucket(ask: psycopg.Connection) -> None:
     window, state, receipt = SlidingWindow("rule", 9, 10, 60), (7, 5, 3, 6, 1), (7, 6, 4)
     after = window.refund(state, receipt, 4, 65)
     assert after == (7, 5, 3)
@@ -445,7 +443,7 @@ def test_a_bucket_gives_back_no_more_than_it_holds(ask: psycopg.Connection) -> N
         Calendar("r", 5, "day", "UTC"),
     ],
 )
-def test_a_state_of_another_shape_is_noticed(
+def test_state_of_another_algorithm_is_detected(
     ask: psycopg.Connection, algorithm: Algorithm, state: list[int]
 ) -> None:
     arguments = (*shape(algorithm, 100), state, 100, 1, 2, False)

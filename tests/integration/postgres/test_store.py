@@ -1,4 +1,4 @@
-"""The store itself: how often it asks, what it writes, what it locks, what it clears away."""
+"""The store itself: number of calls, rows written, locks, and removal of expired states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from headgate.testing import FakeClock
 from tests.integration.postgres.conftest import execute
 
 PATIENT = 60.0
-"""Seconds: how long a call may take is not what these tests are about."""
+"""Seconds; long, because these tests do not check deadlines."""
 
 THREE_RULES = (
     sliding_window("1000/day", scope="user"),
@@ -52,7 +52,7 @@ ALL_KINDS = (fixed_window, sliding_window, sliding_log, token_bucket)
 
 
 def key_of(name: str, rule: Rule, key: str) -> bytes:
-    """Return where a state is."""
+    """Return the key of a state."""
     return storage_key(storage_prefix("headgate", name, rule), key)
 
 
@@ -76,12 +76,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-# --- One call per request, and fewer when there are many ----------------------------------------------------
+# --- One call per request or batch --------------------------------------------------------------------------
 
 
-def test_a_request_is_one_call_however_many_rules_it_has(
-    store: PostgresStore, name: str, sent: list[str]
-) -> None:
+def test_request_with_many_rules_is_one_call(store: PostgresStore, name: str, sent: list[str]) -> None:
     one = Limiter("5/minute", name=name, store=store)
     several = Limiter(*THREE_RULES, name=name, store=store)
     key = {"user": "u", "realm": "r"}
@@ -94,7 +92,7 @@ def test_a_request_is_one_call_however_many_rules_it_has(
     assert sent == ["one", "many", "many", "many", "many", "many", "many"]
 
 
-async def test_a_lone_task_sends_each_call_alone(url: str, name: str, sent: list[str]) -> None:
+async def test_single_task_sends_calls_one_by_one(url: str, name: str, sent: list[str]) -> None:
     async with PostgresStore(url) as store:
         limiter = AsyncLimiter("50/minute", name=name, store=store)
         for _ in range(5):
@@ -102,12 +100,12 @@ async def test_a_lone_task_sends_each_call_alone(url: str, name: str, sent: list
     assert sent == ["one"] * 5
 
 
-async def test_calls_that_wait_leave_together(url: str, name: str, sent: list[str]) -> None:
+async def test_waiting_calls_are_sent_in_one_batch(url: str, name: str, sent: list[str]) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
         limiter = AsyncLimiter("100/minute", name=name, store=store)
         decisions = await asyncio.gather(*(limiter.hit("a") for _ in range(300)))
         assert sum(decision.allowed for decision in decisions) == 100
-        # Connecting took a while, so all were there when the first left.
+        # Connecting took a while, so all calls were queued when the first batch was sent.
         assert sent == ["many"] * -(300 // -MOST_PER_BATCH)
 
 
@@ -134,7 +132,7 @@ async def test_a_batch_answers_each_of_its_different_requests(url: str, name: st
 
 
 @pytest.mark.parametrize("keys", [3, 40])
-async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: str, keys: int) -> None:
+async def test_batch_decides_like_single_calls_in_order(url: str, name: str, keys: int) -> None:
     """Few keys are read and written one by one, many together; both must answer like memory does."""
     clock = FakeClock()
     rules = (
@@ -196,7 +194,7 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
 
 
 def test_batches_of_several_processes_get_exactly_the_limit(url: str, name: str) -> None:
-    """Event loops in threads stand for processes: each has a connection of its own."""
+    """Event loops in threads simulate processes: each has a separate connection."""
     keys = [f"key {number}" for number in range(12)]
 
     async def race() -> list[str]:
@@ -211,11 +209,11 @@ def test_batches_of_several_processes_get_exactly_the_limit(url: str, name: str)
     assert {key: won.count(key) for key in keys} == dict.fromkeys(keys, 30)
 
 
-# --- What is written ----------------------------------------------------------------------------------------
+# --- Writes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", ALL_KINDS)
-def test_a_refusal_or_a_look_does_not_touch_the_row(
+def test_refusals_and_checks_do_not_write_the_row(
     store: PostgresStore, name: str, connection: psycopg.Connection, make: Callable[[str], Rule]
 ) -> None:
     rule = make("2/day")
@@ -235,7 +233,7 @@ def test_a_refusal_or_a_look_does_not_touch_the_row(
     assert row() == before
 
 
-def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
+def test_refusal_by_one_rule_writes_no_rows_for_other_rules(
     store: PostgresStore, name: str, connection: psycopg.Connection
 ) -> None:
     rules = (fixed_window("5/day", name="open"), fixed_window("0/day", name="shut"))
@@ -252,7 +250,7 @@ def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
         "SELECT headgate_many_v3('{x}', 1, '{1,-1,1,1,1,1,5,60000000,0,0,1}', %s)",
     ],
 )
-def test_a_call_chooses_its_own_commit_and_leaves_the_session_alone(
+def test_call_sets_synchronous_commit_for_its_transaction_only(
     connection: psycopg.Connection, call: str, durable: bool, commit: str
 ) -> None:
     with connection.transaction(force_rollback=True):
@@ -261,7 +259,9 @@ def test_a_call_chooses_its_own_commit_and_leaves_the_session_alone(
     assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
-def test_time_is_the_databases(store: PostgresStore, name: str, connection: psycopg.Connection) -> None:
+def test_time_comes_from_the_database(
+    store: PostgresStore, name: str, connection: psycopg.Connection
+) -> None:
     rule = fixed_window("5/day")
     Limiter(rule, name=name, store=store).hit("a")
     row = connection.execute(
@@ -272,10 +272,10 @@ def test_time_is_the_databases(store: PostgresStore, name: str, connection: psyc
     assert row[1] - row[0] in (0, 1)  # a day may have begun in between
 
 
-# --- Rows come and go ---------------------------------------------------------------------------------------
+# --- Expired rows -------------------------------------------------------------------------------------------
 
 
-def test_states_that_have_become_fresh_are_cleared_away_as_it_goes(empty_url: str, name: str) -> None:
+def test_expired_states_are_removed_by_later_calls(empty_url: str, name: str) -> None:
     with PostgresStore(empty_url, deadline=PATIENT) as store, psycopg.connect(empty_url) as connection:
         store.migrate()
         lasting = Limiter("5/day", name=name, store=store, on_store_error="raise")
@@ -290,7 +290,7 @@ def test_states_that_have_become_fresh_are_cleared_away_as_it_goes(empty_url: st
         assert all(lasting.check(f"lasting {number}", 0).remaining == 4 for number in range(40))
 
 
-async def test_tasks_clear_away_too(empty_url: str, name: str) -> None:
+async def test_tasks_remove_expired_states(empty_url: str, name: str) -> None:
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
         store.migrate()
         limiter = AsyncLimiter(fixed_window("1/1ms"), name=name, store=store, on_store_error="raise")
@@ -302,7 +302,7 @@ async def test_tasks_clear_away_too(empty_url: str, name: str) -> None:
         assert found[0] < 3 * NEW_STATES_PER_CLEANING
 
 
-def test_cleaning_waits_for_nobody_and_takes_nothing_that_is_in_use(empty_url: str, name: str) -> None:
+def test_removal_skips_locked_rows(empty_url: str, name: str) -> None:
     rule = fixed_window("5/1ms")
     with PostgresStore(empty_url, deadline=PATIENT) as store, psycopg.connect(empty_url) as holder:
         store.migrate()
@@ -319,7 +319,7 @@ def test_cleaning_waits_for_nobody_and_takes_nothing_that_is_in_use(empty_url: s
 
 
 @pytest.mark.parametrize("together", [1, 3, 20])
-async def test_what_is_cleared_away_between_reading_and_writing_is_written_anew(
+async def test_row_removed_between_read_and_write_is_inserted_again(
     empty_url: str, name: str, together: int
 ) -> None:
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
@@ -342,7 +342,7 @@ async def test_what_is_cleared_away_between_reading_and_writing_is_written_anew(
         assert [(await limiter.check(key, 0)).remaining for key in keys] == [7] * together
 
 
-def test_a_state_at_a_callers_own_time_outlives_that_by_an_hour(
+def test_state_with_a_given_time_is_kept_an_hour_longer(
     store: PostgresStore, name: str, connection: psycopg.Connection
 ) -> None:
     rule = fixed_window("5/1ms")
@@ -355,10 +355,10 @@ def test_a_state_at_a_callers_own_time_outlives_that_by_an_hour(
     assert row[0] > 3_000_000_000
 
 
-# --- Nobody waits for each other for ever -------------------------------------------------------------------
+# --- Deadlocks and connections ------------------------------------------------------------------------------
 
 
-def test_requests_that_name_the_same_keys_in_any_order_never_deadlock(empty_url: str, name: str) -> None:
+def test_requests_with_the_same_keys_in_any_order_never_deadlock(empty_url: str, name: str) -> None:
     """Threads and batches of tasks, over a handful of keys in random orders; PostgreSQL counts the deadlocks itself."""
     scopes = ("a", "b", "c", "d")
     keys = [f"key {number}" for number in range(5)]
@@ -406,7 +406,7 @@ def test_requests_that_name_the_same_keys_in_any_order_never_deadlock(empty_url:
         assert row == (0,)
 
 
-def test_threads_have_no_more_connections_than_they_may(url: str, name: str) -> None:
+def test_threads_open_at_most_the_allowed_connections(url: str, name: str) -> None:
     address = make_conninfo(url, application_name=name)
     with PostgresStore(address, deadline=PATIENT) as store:
         limiter = Limiter("1000/day", name=name, store=store, on_store_error="raise")
@@ -436,7 +436,7 @@ def test_threads_have_no_more_connections_than_they_may(url: str, name: str) -> 
         ),  # drains 0 per tick: division by zero
     ],
 )
-async def test_a_bad_request_fails_alone(
+async def test_bad_request_does_not_fail_its_batch(
     url: str, name: str, connection: psycopg.Connection, spoilt: list[int]
 ) -> None:
     rule = token_bucket("5/minute")
@@ -456,12 +456,12 @@ async def test_a_bad_request_fails_alone(
 # --- Cancelled callers --------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_caller_leaves_the_others_alone(url: str, name: str) -> None:
+async def test_cancelled_call_does_not_affect_others(url: str, name: str) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
         limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
         await limiter.hit("warm")
         first = asyncio.create_task(limiter.hit("a"))
-        await asyncio.sleep(0)  # it has left
+        await asyncio.sleep(0)  # it has been sent
         waiting = [asyncio.create_task(limiter.hit("a")) for _ in range(4)]
         await asyncio.sleep(0)
         waiting[1].cancel()
@@ -474,7 +474,7 @@ async def test_a_cancelled_caller_leaves_the_others_alone(url: str, name: str) -
             False,
             False,
         ]
-        # The one that had left counts as charged; the one that had not was not sent.
+        # The cancelled call that was already sent is charged; the queued one is not.
         assert (await limiter.check("a", 0)).remaining == 96
 
 
@@ -490,12 +490,12 @@ async def test_a_hold_whose_caller_is_cancelled_is_released(url: str, name: str)
         hold.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hold
-        await limiter.hit("b")  # the reply has come, and the release has left, before this one's
+        await limiter.hit("b")  # the reply arrived, and the release was sent, before this call
         await limiter.hit("b")
         assert [result.remaining for result in (await limiter.check("a", 0)).results] == [100, 100]
 
 
-async def test_what_was_used_is_recorded_even_if_its_caller_is_cancelled(url: str, name: str) -> None:
+async def test_record_is_completed_if_its_caller_is_cancelled(url: str, name: str) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
         limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
         await limiter.hit("warm")
@@ -508,7 +508,7 @@ async def test_what_was_used_is_recorded_even_if_its_caller_is_cancelled(url: st
         assert (await limiter.check("a", 0)).remaining == 95
 
 
-# --- Loops, forks, ends -------------------------------------------------------------------------------------
+# --- Event loops and closing --------------------------------------------------------------------------------
 
 
 def test_a_store_serves_one_event_loop_after_the_other(store: PostgresStore, name: str) -> None:
@@ -536,7 +536,7 @@ async def _remaining(limiter: AsyncLimiter) -> int | None:
     return (await limiter.check("a", 0)).remaining
 
 
-async def test_calls_under_way_end_before_the_store_is_closed(url: str, name: str) -> None:
+async def test_close_waits_for_pending_calls(url: str, name: str) -> None:
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
     hits = [asyncio.create_task(limiter.hit("a")) for _ in range(5)]
@@ -547,7 +547,7 @@ async def test_calls_under_way_end_before_the_store_is_closed(url: str, name: st
         await limiter.hit("a")
 
 
-def test_a_closed_store_says_so(url: str, name: str) -> None:
+def test_closed_store_raises(url: str, name: str) -> None:
     store = PostgresStore(url)
     limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
     limiter.hit("a")
@@ -556,7 +556,7 @@ def test_a_closed_store_says_so(url: str, name: str) -> None:
         limiter.hit("a")
 
 
-async def test_closing_from_a_thread_fails_what_is_under_way(url: str, name: str) -> None:
+async def test_closing_from_a_thread_fails_pending_calls(url: str, name: str) -> None:
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
     await limiter.hit("a")
@@ -568,7 +568,7 @@ async def test_closing_from_a_thread_fails_what_is_under_way(url: str, name: str
 # --- Addresses and settings ---------------------------------------------------------------------------------
 
 
-async def test_urls_name_the_store(url: str, name: str) -> None:
+async def test_url_selects_the_store(url: str, name: str) -> None:
     for scheme in ("postgresql", "postgres"):
         address = scheme + url[url.index(":") :]
         with open_store(address) as store:  # type: ignore[attr-defined]
@@ -589,8 +589,8 @@ def test_a_database_with_another_isolation_level_is_refused(url: str, name: str,
             limiter.reset("a")
 
 
-def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: str) -> None:
-    """As behind a pooler in transaction mode, where each call may meet another session."""
+def test_without_prepared_statements_no_session_state_is_needed(url: str, name: str) -> None:
+    """This is the case behind a pooler in transaction mode, where each call may use another session."""
     with PostgresStore(url, prepare=False, deadline=PATIENT) as store:
         limiter = Limiter("5/day", "50/week", name=name, store=store, on_store_error="raise")
         for expected in (4, 3, 2):
@@ -599,7 +599,7 @@ def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: s
             execute(wire, b"DISCARD ALL")
 
 
-def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, name: str) -> None:
+def test_lost_prepared_statements_error_names_the_option(url: str, name: str) -> None:
     with PostgresStore(url, deadline=PATIENT) as store:
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
         limiter.hit("a")
@@ -612,7 +612,7 @@ def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, 
 def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tasks are cancelled, the one that connects among them."""
+    """All its tasks are cancelled, also the connecting one."""
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("5/day", name=name, store=store, on_store_error="raise")
     reached, go_on = threading.Event(), threading.Event()
@@ -636,8 +636,8 @@ def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
     store.close()
 
 
-async def test_a_call_that_the_network_takes_in_pieces_arrives_whole(url: str, name: str) -> None:
-    """More than the network takes at once: what is left is sent when there is room."""
+async def test_partially_sent_call_is_completed(url: str, name: str) -> None:
+    """The call is larger than the send buffer: the rest is sent when there is room."""
     rules = [fixed_window("1000/day", name=f"{'x' * 2000}{number}") for number in range(40)]
     async with PostgresStore(url, deadline=PATIENT) as store:
         limiter = AsyncLimiter(*rules, name=name, store=store, on_store_error="raise")
@@ -659,16 +659,14 @@ async def test_a_call_that_the_network_takes_in_pieces_arrives_whole(url: str, n
         (partial(PostgresStore, "postgresql://localhost/x", deadline=float("nan")), "deadline"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(bad: Callable[[], PostgresStore], problem: str) -> None:
+def test_invalid_options_are_refused(bad: Callable[[], PostgresStore], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
         bad()
     assert "secret" not in str(caught.value)
 
 
-def test_a_store_that_was_interrupted_goes_on_with_another_connection(
-    store: PostgresStore, name: str
-) -> None:
-    """A reply that nobody has read must not be taken for that to the next call."""
+def test_interrupted_store_opens_another_connection(store: PostgresStore, name: str) -> None:
+    """An unread reply must not be used for the next call."""
     limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
     limiter.hit("a")
     wire = store._threads._dispatcher._wire

@@ -15,7 +15,7 @@ from tests.integration.waiting import until
 
 SLOTS = 16384
 HIGHEST_PORT = 22_000
-"""Nodes talk to each other on a port 10000 above the one for clients: both below those that connections are made from."""
+"""Nodes use a second port, 10000 above the client port; both must be below the range of ephemeral ports."""
 
 
 class Cluster:
@@ -39,7 +39,7 @@ class Cluster:
         return next(i for i in range(3) if slot < (i + 1) * SLOTS // 3)
 
     def begin_move(self, slot: int, source: int, target: int) -> None:
-        """Announce that a slot is about to move; new keys are then served by the target, if asked nicely."""
+        """Start the migration of a slot; the target then serves new keys after ASKING."""
         self._decide(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
         self._decide(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
 
@@ -76,7 +76,7 @@ class Cluster:
                 other.command("CLUSTER", "FORGET", name.decode())
 
     def hand_over(self, replica: RedisServer) -> None:
-        """Let a replica take over the slots of its primary, whatever the others say."""
+        """Promote a replica without a vote of the other nodes."""
         until(lambda: b"OK" in replica.command("CLUSTER", "FAILOVER", "TAKEOVER"))
         until(lambda: b"role:master" in replica.command("INFO", "replication"))
 

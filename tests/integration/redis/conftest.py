@@ -1,4 +1,4 @@
-"""Servers for these tests: shared ones to count on, and ones of a test's own to break."""
+"""Servers for these tests: shared ones, and servers that a test may break."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from tests.integration.redis.proxy import Proxy
 
 @pytest.fixture(scope="session", params=["redis", "valkey"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A server that all tests share; each is to count under a name of its own."""
+    """A server that all tests share; each test uses a unique name."""
     found: str = request.getfixturevalue(f"headgate_{request.param}_url")
     return found
 
 
 @pytest.fixture
 def name() -> str:
-    """A name for a limiter that nobody else has."""
+    """A unique name for a limiter."""
     return secrets.token_hex(8)
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[redis.Redis]:
-    """A plain client, to look behind the scenes."""
+    """A plain client, to inspect the keys."""
     with redis.Redis.from_url(url) as client:
         yield client
 
 
 @pytest.fixture(params=["redis", "valkey"])
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A server of the test's own, which it may kill."""
+    """A server for one test, which may kill it."""
     kind: Kind = request.param
     with RedisServer(kind) as server:
         yield server
@@ -42,6 +42,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
-    """A way to that server which can be cut."""
+    """A proxy to that server."""
     with Proxy(server.port) as proxy:
         yield proxy

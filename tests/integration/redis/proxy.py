@@ -1,4 +1,4 @@
-"""A way to a server that can be cut on purpose."""
+"""A proxy that can drop the replies of a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Proxy:
-    """Forwards connections to a port of this machine, until it is told to lose what the server answers."""
+    """Forwards connections to a local port; can drop the replies of the server."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -24,7 +24,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def lose_replies(self) -> None:
-        """From now on requests arrive, and whoever waits for a reply loses the connection instead."""
+        """Forward requests, but close the connection instead of forwarding a reply."""
         self._lost.clear()
         self._losing.set()
 
@@ -32,12 +32,12 @@ class Proxy:
         self._losing.clear()
 
     def await_loss(self) -> None:
-        """Return once a reply has been lost, which is after the server has done what it was asked."""
+        """Return when a reply has been dropped, so that the server has executed the request."""
         assert self._lost.wait(10), "the server has answered nothing"
 
     def close(self) -> None:
         for end in (self._listener, *self._open):
-            # Whoever waits on it is woken by this, and by closing alone is not.
+            # Closing alone does not wake threads that wait on the socket.
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()

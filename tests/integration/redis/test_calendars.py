@@ -1,4 +1,4 @@
-"""Calendar windows by the server's clock, whatever the clock of this machine says."""
+"""Calendar windows follow the server's clock, even if the local clock is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ YEAR_US = 366 * 86_400_000_000
 
 @pytest.fixture(params=[-3 * YEAR_US, 5 * YEAR_US], ids=["behind", "ahead"])
 def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """What this machine takes the time for: years behind the server, or ahead of it."""
+    """The local clock, years behind the server or ahead of it."""
     clock = FakeClock((WallClock().now_us() + request.param) / 1_000_000)
     monkeypatch.setattr(port_parameters, "WallClock", lambda: clock)
     return clock
@@ -45,7 +45,7 @@ def round_trips(server: RedisServer) -> Iterator[Any]:
         yield count
 
 
-def test_the_servers_clock_picks_the_window(server: RedisServer, wrong_clock: FakeClock) -> None:
+def test_server_clock_selects_the_window(server: RedisServer, wrong_clock: FakeClock) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
         limiter.hit("alice")
         limiter.record("alice", 9)
@@ -55,7 +55,7 @@ def test_the_servers_clock_picks_the_window(server: RedisServer, wrong_clock: Fa
         assert limiter.check("alice", 0).results[0].remaining == 35
 
 
-def test_a_decision_names_the_true_end(server: RedisServer, wrong_clock: FakeClock) -> None:
+def test_decision_has_the_exact_reset_time(server: RedisServer, wrong_clock: FakeClock) -> None:
     with Limiter(RULES[0], name="x", store=server.url, on_store_error="raise") as limiter:
         before = WallClock().now_us()
         reset_after = limiter.hit("alice").reset_after_us
@@ -64,7 +64,7 @@ def test_a_decision_names_the_true_end(server: RedisServer, wrong_clock: FakeClo
         assert before + reset_after <= window_end("year", "UTC", before) <= after + reset_after
 
 
-def test_the_windows_are_asked_for_once(
+def test_corrected_windows_are_remembered(
     server: RedisServer, wrong_clock: FakeClock, round_trips: Any
 ) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
@@ -77,7 +77,7 @@ def test_the_windows_are_asked_for_once(
         assert round_trips() - before == 7
 
 
-def test_a_move_is_asked_again_and_changes_nothing_before(
+def test_confirm_with_a_wrong_window_is_retried_without_side_effects(
     server: RedisServer, wrong_clock: FakeClock, round_trips: Any
 ) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
@@ -89,7 +89,9 @@ def test_a_move_is_asked_again_and_changes_nothing_before(
         assert [result.remaining for result in limiter.check("alice", 0).results] == [25, 75]
 
 
-def test_threads_are_all_asked_again(server: RedisServer, wrong_clock: FakeClock) -> None:
+def test_calls_of_threads_with_a_wrong_window_are_retried(
+    server: RedisServer, wrong_clock: FakeClock
+) -> None:
     with Limiter(*RULES, name="x", store=server.url, on_store_error="raise") as limiter:
         admitted: list[bool] = []
         threads = [
@@ -103,14 +105,16 @@ def test_threads_are_all_asked_again(server: RedisServer, wrong_clock: FakeClock
         assert (len(admitted), sum(admitted)) == (80, 50)
 
 
-async def test_tasks_are_all_asked_again(server: RedisServer, wrong_clock: FakeClock) -> None:
+async def test_calls_of_tasks_with_a_wrong_window_are_retried(
+    server: RedisServer, wrong_clock: FakeClock
+) -> None:
     limiter = AsyncLimiter(*RULES, name="x", store=server.url, on_store_error="raise")
     async with limiter:
         decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(80)))
         assert sum(map(bool, decisions)) == 50
 
 
-def test_in_a_cluster_each_slot_is_asked_again(wrong_clock: FakeClock) -> None:
+def test_in_a_cluster_each_slot_is_retried(wrong_clock: FakeClock) -> None:
     rules = (
         calendar("50/year", scope="user"),
         calendar("60/month", scope="*"),
@@ -127,7 +131,7 @@ def test_in_a_cluster_each_slot_is_asked_again(wrong_clock: FakeClock) -> None:
 
 
 def test_a_server_whose_clock_keeps_jumping_is_unavailable(server: RedisServer, name: str) -> None:
-    """A call is asked again once: nothing was charged, and its caller waits."""
+    """A call is retried once: nothing was charged, and its caller waits."""
     plan = codec.plans((calendar("5/day"),)).own
     call = plan.decide(Operation.HIT, (b"key",), 1, 0)
     wrong = call.body[:3] + plan.decide(Operation.HIT, (b"key",), 1, None).body[3:27] + call.body[27:]

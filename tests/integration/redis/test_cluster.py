@@ -95,7 +95,7 @@ async def test_tasks_reach_all_nodes_in_few_round_trips(
     assert not any(await asyncio.gather(*(limiter.hit(f"user {i}") for i in range(3))))
 
 
-def test_rules_that_count_by_one_key_lie_in_one_slot(store: RedisStore, cluster: Cluster, name: str) -> None:
+def test_rules_with_the_same_key_share_a_slot(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, "5/minute", "50/hour", token_bucket("500/day"), name=name)
     limiter.hit("alice")
     before = cluster.round_trips()
@@ -103,7 +103,7 @@ def test_rules_that_count_by_one_key_lie_in_one_slot(store: RedisStore, cluster:
     assert cluster.round_trips() - before == 1
 
 
-def test_a_limiter_may_lie_in_one_slot(cluster: Cluster, name: str) -> None:
+def test_all_keys_of_a_limiter_can_share_one_slot(cluster: Cluster, name: str) -> None:
     with RedisStore(cluster.url, cluster=True, hash_tag="limiter") as store:
         assert store.guarantees.all_or_nothing
         limiter = limiter_on(store, *SCOPED, name=name)
@@ -113,15 +113,15 @@ def test_a_limiter_may_lie_in_one_slot(cluster: Cluster, name: str) -> None:
         assert cluster.round_trips() - before == 1
 
 
-def test_braces_in_a_key_choose_no_slot(name: str) -> None:
+def test_braces_in_a_key_do_not_select_the_slot(name: str) -> None:
     rules = (sliding_window("1/minute"),)
     hostile = [f"{{a}}{i}" for i in range(100)]
     assert len({slots_of(name, rules, key)[0] for key in hostile}) > 50
     assert len({slots_of(name, rules, key, "limiter")[0] for key in hostile}) == 1
 
 
-def test_rules_in_several_slots_answer_like_one_store(store: RedisStore) -> None:
-    """Alone, one slot after the other looks like all at once: to the microsecond, refusals included."""
+def test_rules_in_several_slots_decide_like_one_store(store: RedisStore) -> None:
+    """Without other callers, slots charged one by one decide like one store, to the microsecond and with refusals."""
     clock = FakeClock()
     name = next(n for n in names() if len(set(slots_of(n, SCOPED, WHO))) == len(SCOPED))
     assert not store.guarantees.all_or_nothing
@@ -185,9 +185,7 @@ async def test_a_cancelled_hold_over_several_slots_is_released(async_store: Redi
 
 
 @pytest.mark.parametrize("turns", [1, 2, 5, 10, 20])
-async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
-    cluster: Cluster, name: str, turns: int
-) -> None:
+async def test_holds_cancelled_before_close_are_released(cluster: Cluster, name: str, turns: int) -> None:
     rules = (fixed_window("100/day"),)
     async with RedisStore(cluster.url, cluster=True) as store:
         gate = store.bind_async(name, rules)
@@ -204,7 +202,7 @@ async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
     assert left == [100 - is_kept for is_kept in kept]
 
 
-def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(
+def test_confirm_needs_all_keys_of_the_limiter_in_one_slot(
     cluster: Cluster, store: RedisStore, name: str
 ) -> None:
     hold = limiter_on(store, *SCOPED, name=name).hold(WHO, 2)
@@ -232,7 +230,7 @@ def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: C
 # --- Slots that move -------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_that_has_moved_is_followed(store: RedisStore, cluster: Cluster, name: str) -> None:
+def test_threads_follow_a_moved_slot(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, "5/minute", name=name)
     assert limiter.hit("alice").remaining == 4
     [slot] = slots_of(name, limiter.rules, "alice")
@@ -247,9 +245,7 @@ def test_a_slot_that_has_moved_is_followed(store: RedisStore, cluster: Cluster, 
     limiter.reset("alice")
 
 
-async def test_tasks_follow_a_slot_that_has_moved(
-    async_store: RedisStore, cluster: Cluster, name: str
-) -> None:
+async def test_tasks_follow_a_moved_slot(async_store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = AsyncLimiter("50/minute", name=name, store=async_store, on_store_error="raise")
     await limiter.hit("alice")
     [slot] = slots_of(name, limiter.rules, "alice")
@@ -265,7 +261,7 @@ async def test_tasks_follow_a_slot_that_has_moved(
         cluster.move(slot, (source + 1) % 3, source)
 
 
-def test_a_slot_on_its_way_is_asked_for(store: RedisStore, cluster: Cluster, name: str) -> None:
+def test_threads_follow_a_slot_during_migration(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, "5/minute", name=name)
     [slot] = slots_of(name, limiter.rules, "alice")
     source = cluster.owner(slot)
@@ -279,7 +275,9 @@ def test_a_slot_on_its_way_is_asked_for(store: RedisStore, cluster: Cluster, nam
         cluster.move(slot, target, source)
 
 
-async def test_tasks_ask_for_a_slot_on_its_way(async_store: RedisStore, cluster: Cluster, name: str) -> None:
+async def test_tasks_follow_a_slot_during_migration(
+    async_store: RedisStore, cluster: Cluster, name: str
+) -> None:
     limiter = AsyncLimiter("5/minute", name=name, store=async_store, on_store_error="raise")
     [slot] = slots_of(name, limiter.rules, "alice")
     source = cluster.owner(slot)
@@ -294,10 +292,10 @@ async def test_tasks_ask_for_a_slot_on_its_way(async_store: RedisStore, cluster:
         cluster.move(slot, target, source)
 
 
-# --- Clients and mistakes --------------------------------------------------------------------------------------------
+# --- Clients and invalid options -------------------------------------------------------------------------------------
 
 
-def test_a_cluster_client_of_the_users_serves_threads(cluster: Cluster, name: str) -> None:
+def test_given_cluster_client_works_in_threads(cluster: Cluster, name: str) -> None:
     client = redis.RedisCluster.from_url(cluster.url)
     with RedisStore(client) as store:
         limiter = limiter_on(store, *SCOPED, name=name)
@@ -305,25 +303,25 @@ def test_a_cluster_client_of_the_users_serves_threads(cluster: Cluster, name: st
     client.close()
 
 
-async def test_a_cluster_client_of_the_users_serves_tasks(cluster: Cluster, name: str) -> None:
+async def test_given_cluster_client_works_in_tasks(cluster: Cluster, name: str) -> None:
     async with redis.asyncio.RedisCluster.from_url(cluster.url) as client, RedisStore(client) as store:
         limiter = AsyncLimiter(*SCOPED, name=name, store=store, on_store_error="raise")
         assert [bool(await limiter.hit(WHO)) for _ in range(4)] == [True, True, True, False]
 
 
-def test_forgetting_to_say_cluster_is_explained(cluster: Cluster, name: str) -> None:
+def test_missing_cluster_option_is_named_in_the_error(cluster: Cluster, name: str) -> None:
     with RedisStore(cluster.url) as store:
         limiter = limiter_on(store, "5/minute", name=name)
         with pytest.raises(StoreMisconfigured, match="cluster=True"):
             [limiter.hit(f"user {i}") for i in range(20)]
 
 
-def test_only_two_hash_tags_are_known(cluster: Cluster) -> None:
+def test_unknown_hash_tag_is_refused(cluster: Cluster) -> None:
     with pytest.raises(ConfigError, match="hash_tag"):
         RedisStore(cluster.url, cluster=True, hash_tag="user")  # type: ignore[arg-type]
 
 
-def test_a_node_that_dies_fails_only_its_own_slots_and_comes_back(name: str) -> None:
+def test_failed_node_affects_only_its_slots_until_it_recovers(name: str) -> None:
     with running_cluster("redis") as cluster, RedisStore(cluster.url, cluster=True, deadline=5) as store:
         gate = store.bind(name, limiter_on(store, "5/minute", name=name).rules)
         users = [f"user {i}" for i in range(30)]
@@ -346,12 +344,12 @@ KEYS, LIMIT = 40, 25
 
 
 def seeds(cluster: Cluster) -> str:
-    """Return the URL of a cluster, of whose nodes the first is not there."""
+    """Return the URL of a cluster; its first node is unreachable."""
     nodes = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
     return f"redis+cluster://127.0.0.1:{find_free_port()},{nodes}"
 
 
-async def test_a_url_leads_to_a_cluster(cluster: Cluster, name: str) -> None:
+async def test_url_can_select_a_cluster(cluster: Cluster, name: str) -> None:
     store = RedisStore(seeds(cluster), deadline=10)
     threads = Limiter("60/minute", name=name, store=store, on_store_error="raise")
     tasks = AsyncLimiter("60/minute", name=name, store=store, on_store_error="raise")
@@ -430,7 +428,7 @@ def test_threads_count_exactly_while_slots_move(cluster: Cluster, name: str) -> 
     assert admitted == KEYS * LIMIT
 
 
-async def test_calls_follow_a_replica_that_takes_over(cluster: Cluster, name: str) -> None:
+async def test_calls_follow_a_promoted_replica(cluster: Cluster, name: str) -> None:
     with cluster.replica_of(0) as replica:
         async with RedisStore(seeds(cluster), deadline=10) as store:
             limiter = AsyncLimiter("1000000/hour", name=name, store=store)

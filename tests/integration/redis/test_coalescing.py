@@ -1,4 +1,4 @@
-"""Calls that wait while a round trip is under way leave together in the next one. The server's own counters tell."""
+"""Calls that wait during a round trip are sent together in the next one. The server counts the calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def round_trips(client: redis.Redis) -> int:
     return calls
 
 
-async def test_a_lone_call_is_one_round_trip(store: RedisStore, server_client: redis.Redis) -> None:
+async def test_single_call_is_one_round_trip(store: RedisStore, server_client: redis.Redis) -> None:
     limiter = AsyncLimiter("50/hour", "40/minute", token_bucket("100/day"), name="x", store=store)
     await limiter.hit("alice")
     before = round_trips(server_client)
@@ -73,7 +73,7 @@ async def test_waiting_calls_share_round_trips(store: RedisStore, server_client:
     assert round_trips(server_client) - before < 64 * 20 / 10
 
 
-async def test_all_limiters_of_a_store_share_them(store: RedisStore, server_client: redis.Redis) -> None:
+async def test_limiters_of_a_store_share_round_trips(store: RedisStore, server_client: redis.Redis) -> None:
     limiters = [AsyncLimiter("10/hour", name=f"limiter {i}", store=store) for i in range(10)]
     await limiters[0].hit("alice")
     before = round_trips(server_client)
@@ -89,16 +89,14 @@ async def test_a_batch_is_bounded(store: RedisStore, server_client: redis.Redis)
     assert round_trips(server_client) - before == 3
 
 
-async def test_requests_of_a_batch_are_decided_in_the_order_they_came(store: RedisStore) -> None:
+async def test_requests_of_a_batch_are_decided_in_order(store: RedisStore) -> None:
     limiter = AsyncLimiter("30/hour", name="x", store=store)
     decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(40)))
     assert [decision.remaining for decision in decisions] == [*range(29, -1, -1), *[0] * 10]
     assert [decision.allowed for decision in decisions] == [True] * 30 + [False] * 10
 
 
-async def test_one_failing_request_does_not_fail_its_neighbours(
-    store: RedisStore, server_client: redis.Redis
-) -> None:
+async def test_failing_request_does_not_fail_its_batch(store: RedisStore, server_client: redis.Redis) -> None:
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     await limiter.hit("bad")
     found: Any = server_client.keys("*bad*")
@@ -114,7 +112,7 @@ async def test_one_failing_request_does_not_fail_its_neighbours(
 
 
 @pytest.mark.parametrize("callers", [8, 64])
-async def test_scripts_lost_in_the_middle_of_the_traffic_fail_nobody(
+async def test_scripts_lost_under_load_fail_no_call(
     store: RedisStore, server_client: redis.Redis, callers: int
 ) -> None:
     limiter = AsyncLimiter("10000/hour", name="x", store=store, on_store_error="raise")
@@ -131,33 +129,33 @@ async def test_scripts_lost_in_the_middle_of_the_traffic_fail_nobody(
 # --- Callers that are cancelled --------------------------------------------------------------------------------------
 
 
-async def until_left(pending: asyncio.Future[Any]) -> None:
-    """Let the event loop run until a call is on its way; it has nothing else to do."""
+async def until_sent(pending: asyncio.Future[Any]) -> None:
+    """Run the event loop until a call has been sent; no other task is ready."""
     for _ in range(10):
         await asyncio.sleep(0)
     assert not pending.done()
 
 
-async def test_a_cancelled_call_that_has_left_counts(server: RedisServer, store: RedisStore) -> None:
+async def test_cancelled_call_counts_if_already_sent(server: RedisServer, store: RedisStore) -> None:
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     await limiter.hit("warm")
     server.pause()
     call = asyncio.ensure_future(limiter.hit("alice", 2))
-    await until_left(call)
+    await until_sent(call)
     call.cancel()
     server.resume()
     assert (await limiter.check("alice", 0)).remaining == 3
 
 
-async def test_a_cancelled_call_that_has_not_left_is_not_sent(server: RedisServer, store: RedisStore) -> None:
+async def test_cancelled_call_is_not_sent_if_still_queued(server: RedisServer, store: RedisStore) -> None:
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     await limiter.hit("warm")
     server.pause()
     first = asyncio.ensure_future(limiter.hit("first"))
-    await until_left(first)
+    await until_sent(first)
     waiting = asyncio.ensure_future(limiter.hit("alice", 2))
     neighbour = asyncio.ensure_future(limiter.hit("bob", 2))
-    await until_left(waiting)
+    await until_sent(waiting)
     waiting.cancel()
     server.resume()
     assert (await first).remaining == 4
@@ -171,7 +169,7 @@ async def test_a_cancelled_hold_is_released(server: RedisServer, store: RedisSto
     await limiter.hit("warm")
     server.pause()
     hold = asyncio.ensure_future(asyncio.wait_for(limiter.hold("alice", 2), None))
-    await until_left(hold)
+    await until_sent(hold)
     hold.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hold
@@ -180,8 +178,8 @@ async def test_a_cancelled_hold_is_released(server: RedisServer, store: RedisSto
     assert (await limiter.check("alice", 0)).remaining == 5
 
 
-async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(store: RedisStore) -> None:
-    """The reply is there and the caller has not yet been told: that is the moment at which nobody feels responsible."""
+async def test_hold_cancelled_when_its_reply_arrives_is_released(store: RedisStore) -> None:
+    """The reply has arrived, but the caller has not resumed yet: the hold could be lost here."""
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     await limiter.hit("warm")
 
@@ -199,7 +197,7 @@ async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(store: Re
 
 
 async def until_answered(task: asyncio.Task[None]) -> None:
-    """Return when what a task waits for has happened and the task does not know it yet."""
+    """Return when the future awaited by a task is done, but the task has not resumed yet."""
     for _ in range(100_000):
         await asyncio.sleep(0)
         waiting: asyncio.Future[Any] | None = task._fut_waiter  # type: ignore[attr-defined]
@@ -208,16 +206,16 @@ async def until_answered(task: asyncio.Task[None]) -> None:
     raise AssertionError("the moment was missed")
 
 
-async def test_what_is_given_back_is_given_back_even_if_the_giver_is_cancelled(
+async def test_release_is_completed_if_its_caller_is_cancelled(
     server: RedisServer, store: RedisStore
 ) -> None:
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     hold = await limiter.hold("alice", 2)
     server.pause()
     first = asyncio.ensure_future(limiter.hit("first"))
-    await until_left(first)
+    await until_sent(first)
     release = asyncio.ensure_future(hold.release())
-    await until_left(release)
+    await until_sent(release)
     release.cancel()
     server.resume()
     await first
@@ -229,9 +227,9 @@ async def test_what_is_given_back_is_given_back_even_if_the_giver_is_cancelled(
 
 
 @pytest.mark.usefixtures("deadlines")
-async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(server: RedisServer) -> None:
-    """One time-out: those who wait behind it do not wait for one of their own."""
-    # Long enough to send within half of it, also on a busy machine: what was asked later says nothing about the server.
+async def test_hanging_server_fails_the_batch_and_all_queued_calls_together(server: RedisServer) -> None:
+    """One timeout for all: queued calls do not wait for another one."""
+    # Long enough to send within half of it on a busy machine; calls sent later say nothing about the server.
     async with RedisStore(server.url, deadline=2) as store:
         gate = store.bind_async("x", AsyncLimiter("5/hour").rules)
         await gate.decide(Request("hit", "warm"))
@@ -244,7 +242,7 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
         assert len({id(answer) for answer in answers}) == len(answers)
         server.resume()
         assert (await gate.decide(Request("hit", "user 0")))[0]
-        # What had left was counted; what had not was not.
+        # Sent calls were counted; queued calls were not.
         counted = [
             (await gate.decide(Request("peek", f"user {i}", 0)))[0].remaining
             for i in (1, 3 * MOST_PER_BATCH - 1)
@@ -252,12 +250,12 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
         assert counted == [4, 5]
 
 
-async def test_a_blocked_event_loop_is_not_taken_for_a_hanging_server(server: RedisServer) -> None:
+async def test_blocked_event_loop_is_not_a_server_timeout(server: RedisServer) -> None:
     async with RedisStore(server.url) as store:
         await AsyncLimiter("5/hour", name="warm", store=store, on_store_error="raise").hit("alice")
         limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise", deadline=0.2)
         call = asyncio.ensure_future(limiter.hit("alice"))
-        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)  # it has been sent
         await asyncio.sleep(0)
         block(0.5)
         assert await call

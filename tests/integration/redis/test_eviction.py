@@ -1,4 +1,4 @@
-"""A server that may drop our keys is said to do so."""
+"""A server that may evict our keys causes a warning."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-async def test_a_policy_that_may_drop_our_keys_is_a_warning(
+async def test_policy_that_may_evict_our_keys_causes_a_warning(
     server: RedisServer, flavour: Flavour, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also one that drops only keys that expire: all of ours do."""
+    """Policies that evict only keys with an expiry also warn: all our keys expire."""
     server.command("CONFIG", "SET", "maxmemory", "100mb")
     server.command("CONFIG", "SET", "maxmemory-policy", policy)
     async with RedisStore(server.url) as store:
@@ -38,7 +38,7 @@ async def test_a_policy_that_may_drop_our_keys_is_a_warning(
 
 
 @pytest.mark.parametrize(("policy", "room"), [("noeviction", "100mb"), ("allkeys-lru", "0")])
-async def test_a_server_that_drops_nothing_is_no_warning(
+async def test_policy_without_eviction_causes_no_warning(
     server: RedisServer, flavour: Flavour, policy: str, room: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.command("CONFIG", "SET", "maxmemory", room)
@@ -49,7 +49,7 @@ async def test_a_server_that_drops_nothing_is_no_warning(
     assert not caplog.records
 
 
-async def test_a_server_that_does_not_say_is_no_failure(server: RedisServer, flavour: Flavour) -> None:
+async def test_ping_succeeds_without_the_right_to_info(server: RedisServer, flavour: Flavour) -> None:
     server.command("ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "+@all", "-info")
     async with RedisStore(f"redis://ann:hunter2@127.0.0.1:{server.port}") as store:
         await done(flavour("5/hour", name="x", store=store).ping())
@@ -63,14 +63,14 @@ def accepted(server: RedisServer) -> int:
     return int(found[1])
 
 
-async def test_a_second_ping_needs_no_connection(server: RedisServer, flavour: Flavour) -> None:
+async def test_second_ping_opens_no_connection(server: RedisServer, flavour: Flavour) -> None:
     async with RedisStore(server.url) as store:
         limiter = flavour("5/hour", name="x", store=store)
         await done(limiter.ping())
         before = accepted(server)
         await done(limiter.ping())
-        assert accepted(server) - before == 1  # the one that asks
+        assert accepted(server) - before == 1  # the connection of `accepted`
 
 
-def test_a_reply_without_these_figures_says_nothing() -> None:
+def test_reply_without_eviction_settings_is_ignored() -> None:
     assert parse(b"# Memory\r\nused_memory:1\r\n") is None

@@ -1,4 +1,4 @@
-"""Where doubles end: the script answers like the pure functions with the largest numbers that can be written."""
+"""Limits of doubles: with the largest allowed numbers, the script decides like the Python functions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from headgate.testing import FakeClock, ReferenceStore
 from tests.searching import SEEDS
 
 LAST_US = 2**53 - 1
-"""The last microsecond that can be written, in the year 2255."""
+"""The last supported microsecond, in the year 2255."""
 
 
 class Twins:
-    """A limiter on the server and one of the pure functions, asked the same at the same time."""
+    """A limiter on the server and one in memory, called with the same arguments at the same time."""
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
@@ -43,13 +43,13 @@ class Twins:
         ]
 
     def both(self, operation: str, *args: Any, **options: Any) -> Any:
-        """Return the answer of both, which must be one."""
+        """Return the result of both, which must be equal."""
         ours, pure = (_answer(getattr(limiter, operation), args, options) for limiter in self.limiters)
         assert getattr(ours, "decision", ours) == getattr(pure, "decision", pure)
         return Pair(self, ours, pure) if operation == "hold" else ours
 
     def agree(self) -> None:
-        """Check that both see the same in every way that can be asked."""
+        """Check that all checks of both are equal."""
         for cost in (0, 1):
             for tier in (None, "other"):
                 self.both("check", "alice", cost, tier=tier)
@@ -66,7 +66,7 @@ class Pair:
         self.twins.agree()
 
     def confirm(self, cost: int) -> Any:
-        """Return what both say."""
+        """Return the result of both."""
         answer = _answer(self.ours.confirm, (cost,), {})
         assert answer == _answer(self.pure.confirm, (cost,), {})
         return answer
@@ -103,7 +103,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("kind", LARGEST)
 @pytest.mark.parametrize("start_us", [0, 1_700_000_000_000_000, LAST_US - 2_000])
-def test_the_largest_limits(twins: Any, kind: str, start_us: int) -> None:
+def test_largest_limits_match_the_reference(twins: Any, kind: str, start_us: int) -> None:
     both = twins(LARGEST[kind])
     both.clock.set_us(start_us)
     for cost in (1, MAX_UNITS, MAX_UNITS - 1, 2_501_998, 1, 0):
@@ -116,7 +116,7 @@ def test_the_largest_limits(twins: Any, kind: str, start_us: int) -> None:
     both.agree()
 
 
-def test_waiting_for_longer_than_doubles_can_say(twins: Any) -> None:
+def test_wait_beyond_double_precision_is_exact(twins: Any) -> None:
     """A quarter of a million units at one a year: times of 2^53 milliseconds, counted in microseconds."""
     both = twins(token_bucket(Quota(1, MAX_PERIOD_US, 284_000)))
     for cost in (284_000, 1, 0):
@@ -158,12 +158,12 @@ BUCKETS = {
 
 
 STEPS = [*["hit"] * 2, *["hold", "time"] * 3, *["settle", "confirm"] * 2, "record", "tier"]
-"""What is done, as often as it is to be done."""
+"""Operations, repeated by weight."""
 
 
 @pytest.mark.parametrize("quotas", BUCKETS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_token_buckets_are_replayed_to_the_last_part(
+def test_token_buckets_match_the_reference_exactly(
     twins: Any, client: redis.Redis, name: str, quotas: str, seed: int
 ) -> None:
     """Holds released early, late and in any order, a clock that goes back, and from time to time another tier."""
@@ -206,7 +206,7 @@ def test_token_buckets_are_replayed_to_the_last_part(
 
 
 def test_a_release_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
-    """At the time before the hold the bucket was full; with what came after the hold it would have been overfull."""
+    """At the time before the hold the bucket was full; with the later hit it would exceed its capacity."""
     both = twins(token_bucket(BUCKETS["full"][0]))
     both.both("hit", "alice", 2_502_000)
     both.clock.advance(3_600)
@@ -224,16 +224,14 @@ def states_of(client: redis.Redis, name: str, layout: str) -> list[tuple[float, 
     return [struct.unpack(layout, value) for value in values]
 
 
-def test_what_was_refunded_in_all_never_leaves_the_exact_range(
-    twins: Any, client: redis.Redis, name: str
-) -> None:
-    """Before it would, the state begins anew, so that an old hold gives back nothing."""
+def test_refund_total_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
+    """Before that, the state is reset, so that an old hold gives back nothing."""
     both = twins(token_bucket(Quota(1, 86_400_000_000, 100_000_000)))
     both.both("hit", "alice", 5)
     old = both.both("hold", "alice", 3)
     for _ in range(3):
         hold = both.both("hold", "alice", 90_000_000)
-        both.both("hit", "alice")  # with nothing in between, a release would only take the hold back
+        both.both("hit", "alice")  # without a hit in between, a release would only undo the hold
         hold.settle(0)
     before = both.both("check", "alice", 0)
     old.settle(0)
@@ -242,7 +240,7 @@ def test_what_was_refunded_in_all_never_leaves_the_exact_range(
     assert refunded <= MAX_UNITS
 
 
-def test_many_places_are_replayed_to_the_last_lease(twins: Any, client: redis.Redis, name: str) -> None:
+def test_many_leases_match_the_reference_exactly(twins: Any, client: redis.Redis, name: str) -> None:
     """Leases of two lengths, ended in any order, by a clock that also goes back."""
     both = twins(concurrent(500, lease="60s", tiers={"other": 300}))
     shorter = concurrent(500, lease="7s", tiers={"other": 300})
@@ -295,7 +293,7 @@ def _leases(client: redis.Redis, name: str) -> list[list[int]]:
     return [row[:3] + [number for i, number in enumerate(row[3:]) if i % 3 != 1] for row in rows]
 
 
-def test_a_long_log_is_counted_to_the_last_entry(twins: Any) -> None:
+def test_long_log_is_counted_exactly(twins: Any) -> None:
     both = twins(sliding_log("1000/minute"))
     for _ in range(1_000):
         both.both("hit", "alice")

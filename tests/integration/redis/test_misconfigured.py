@@ -1,4 +1,4 @@
-"""Servers that are there and do not let us count: that is said, and nothing is admitted for it."""
+"""Servers that are reachable but not usable: an error is raised, and nothing is admitted."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_never_worked_is_raised_and_not_admitted(
-    server: RedisServer, way: Any, flavour: Flavour
-) -> None:
+async def test_misconfiguration_at_the_start_raises(server: RedisServer, way: Any, flavour: Flavour) -> None:
     with way(server) as url:
         limiter = flavour("5/hour", name="x", store=url, on_store_error="open")
         for call in (limiter.ping, limiter.hit, limiter.hit):
@@ -121,7 +119,7 @@ async def test_what_never_worked_is_raised_and_not_admitted(
         await close(limiter)
 
 
-async def test_a_batch_that_follows_another_to_a_replica_is_no_outage_either(server: RedisServer) -> None:
+async def test_queued_batch_on_a_replica_is_not_an_outage(server: RedisServer) -> None:
     with RedisServer(server.kind) as other:
         async with RedisStore(other.url, deadline=60) as store:
             gate = store.bind_async("x", (fixed_window("5/hour"),))
@@ -143,7 +141,7 @@ async def test_a_batch_that_follows_another_to_a_replica_is_no_outage_either(ser
             assert {type(error) for error in errors} == {StoreMisconfigured}
 
 
-async def test_a_sentinel_is_no_server_to_count_on(
+async def test_sentinel_as_server_is_a_misconfiguration(
     server: RedisServer, tmp_path: Path, flavour: Flavour
 ) -> None:
     with sentinel(server, tmp_path) as url:
@@ -153,7 +151,7 @@ async def test_a_sentinel_is_no_server_to_count_on(
         await close(limiter)
 
 
-async def test_what_has_worked_is_answered_by_policy_until_it_works_again(
+async def test_later_misconfiguration_is_answered_by_the_failure_policy(
     server: RedisServer, flavour: Flavour, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RedisServer(server.kind) as primary:
@@ -173,7 +171,7 @@ async def test_what_has_worked_is_answered_by_policy_until_it_works_again(
         await store.aclose()
 
 
-async def test_a_password_that_was_changed_is_seen(server: RedisServer, flavour: Flavour) -> None:
+async def test_changed_password_is_detected(server: RedisServer, flavour: Flavour) -> None:
     store = RedisStore(server.url)
     limiter = flavour("5/hour", name="x", store=store)
     assert not (await done(limiter.hit("alice"))).degraded
@@ -181,7 +179,7 @@ async def test_a_password_that_was_changed_is_seen(server: RedisServer, flavour:
     server.kill()
     server.options = ("--requirepass", "s3cret")
     server.start()
-    # The first call may still find the old connection broken, and that is an outage of a moment.
+    # The first call may still find the old connection broken: a short outage.
     async with asyncio.timeout(30):
         while limiter.health.state != "misconfigured":
             assert (await done(limiter.hit("alice"))).degraded
@@ -191,8 +189,8 @@ async def test_a_password_that_was_changed_is_seen(server: RedisServer, flavour:
     await store.aclose()
 
 
-async def test_a_server_that_is_no_redis_is_said_so(headgate_postgres_server: str, flavour: Flavour) -> None:
-    """PostgreSQL hangs up on what it does not understand, so that it cannot be told from a server that is going down."""
+async def test_ping_of_a_non_redis_server_raises(headgate_postgres_server: str, flavour: Flavour) -> None:
+    """PostgreSQL closes the connection on unknown input, so it looks like a server that is shutting down."""
     place = headgate_postgres_server.partition("@")[2].partition("/")[0]
     limiter = flavour("5/hour", name="x", store=f"redis://{place}", on_store_error="open")
     with pytest.raises(StoreError):

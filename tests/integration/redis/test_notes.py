@@ -1,4 +1,4 @@
-"""Notes on a real server: where they lie, how long, and what happens when the server does not answer."""
+"""Notes on a real server: keys, expiry, and lost replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.redis.cluster import running_cluster
 from tests.integration.redis.proxy import Proxy
 
 
-async def test_the_server_forgets_a_note_after_its_time(url: str, name: str, client: redis.Redis) -> None:
+async def test_note_expires_on_the_server(url: str, name: str, client: redis.Redis) -> None:
     async with RedisStore(url) as store:
         await store.note(name, "text", 90.0004)
         left: Any = client.pttl(note_key("headgate", name))
@@ -28,9 +28,7 @@ async def test_the_server_forgets_a_note_after_its_time(url: str, name: str, cli
         assert 2_999_999_000_000 < left <= 3_000_000_000_000
 
 
-async def test_a_second_note_does_not_make_the_first_one_last_longer(
-    url: str, name: str, client: redis.Redis
-) -> None:
+async def test_second_note_does_not_extend_the_first(url: str, name: str, client: redis.Redis) -> None:
     async with RedisStore(url) as store:
         await store.note(name, "text", 60)
         await store.note(name, "another", 6_000)
@@ -38,7 +36,9 @@ async def test_a_second_note_does_not_make_the_first_one_last_longer(
         assert left <= 60_000
 
 
-async def test_the_same_text_again_is_kept_for_longer(url: str, name: str, client: redis.Redis) -> None:
+async def test_noting_the_same_text_again_extends_its_lifetime(
+    url: str, name: str, client: redis.Redis
+) -> None:
     async with RedisStore(url) as store:
         for seconds in (60, 6_000, 60):
             assert await store.note(name, "text", seconds) == "text"
@@ -46,7 +46,7 @@ async def test_the_same_text_again_is_kept_for_longer(url: str, name: str, clien
         assert 60_000 < left <= 6_000_000
 
 
-async def test_namespaces_keep_notes_apart(url: str, name: str) -> None:
+async def test_notes_are_separated_by_namespace(url: str, name: str) -> None:
     async with RedisStore(url, namespace="one") as one, RedisStore(url, namespace="two") as two:
         assert await one.note(name, "first", 60) == "first"
         assert await two.note(name, "second", 60) == "second"
@@ -64,9 +64,7 @@ async def test_notes_and_decisions_share_round_trips(url: str, name: str) -> Non
         assert sum(bool(answer) for answer in answers[1::2]) == 50
 
 
-async def test_something_else_under_the_name_of_a_note_is_a_conflict(
-    url: str, name: str, client: redis.Redis
-) -> None:
+async def test_other_data_under_a_note_key_is_a_conflict(url: str, name: str, client: redis.Redis) -> None:
     client.rpush(note_key("headgate", name), "not a note")
     async with RedisStore(url) as store:
         with pytest.raises(StoreConflict):
@@ -79,7 +77,7 @@ async def test_something_else_under_the_name_of_a_note_is_a_conflict(
             await store.get_note(name)
 
 
-async def test_a_server_that_has_forgotten_the_script_is_told_it_again(server: RedisServer) -> None:
+async def test_lost_script_is_loaded_again(server: RedisServer) -> None:
     async with RedisStore(server.url) as store:
         with redis.Redis.from_url(server.url) as client:
             assert await store.note("a", "first", 60) == "first"
@@ -87,7 +85,7 @@ async def test_a_server_that_has_forgotten_the_script_is_told_it_again(server: R
             assert await store.note("a", "second", 60) == "first"
 
 
-async def test_a_note_whose_reply_was_lost_may_be_noted_again(proxy: Proxy) -> None:
+async def test_note_can_be_retried_after_a_lost_reply(proxy: Proxy) -> None:
     async with RedisStore(proxy.url, deadline=5) as store:
         assert await store.get_note("a") is None
         proxy.lose_replies()
@@ -107,7 +105,7 @@ async def test_a_closed_store_raises(url: str, name: str) -> None:
         await store.get_note(name)
 
 
-async def test_notes_lie_all_over_a_cluster_and_braces_choose_no_harm() -> None:
+async def test_notes_with_braces_in_their_names_work_in_a_cluster() -> None:
     with running_cluster("redis") as cluster:
         async with RedisStore(cluster.url, cluster=True, deadline=30) as store:
             names = ["{a}", "{}", "}{", "a{b}c", *map(str, range(50))]

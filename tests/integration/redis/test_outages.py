@@ -1,4 +1,4 @@
-"""A store that dies, hangs, refuses or loses replies, under load. Time-outs are counted, never measured."""
+"""A store that dies, hangs, refuses or loses replies, under load. Timeouts are counted, never measured."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.integration.redis.proxy import Proxy
 pytestmark = pytest.mark.usefixtures("deadlines")
 
 DEADLINE = 0.25
-"""Seconds for which a server hangs until it is given up."""
+"""Seconds until a call to a hanging server times out."""
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Return as soon as something is true; fail if that takes absurdly long."""
+    """Return when a condition is true; fail if that takes much too long."""
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
@@ -52,7 +52,7 @@ async def until_async(condition: Callable[[], Any]) -> None:
         assert time.monotonic() < deadline, "it never came to be"
 
 
-def is_back(limiter: Limiter) -> bool:
+def is_available_again(limiter: Limiter) -> bool:
     try:
         return not limiter.hit("probe").degraded
     except StoreUnavailable:
@@ -72,7 +72,7 @@ def break_by_pausing(server: RedisServer) -> Callable[[], object]:
 each_way_to_break = pytest.mark.parametrize("break_it", [break_by_killing, break_by_pausing])
 
 
-# --- One time-out per outage, then none -------------------------------------------------------------------------------
+# --- One timeout per outage -------------------------------------------------------------------------------------------
 
 
 @each_way_to_break
@@ -84,19 +84,19 @@ def test_an_outage_costs_one_failed_call(
         Limiter("5/hour", name="x", store=store) as limiter,
     ):
         for outage in (1, 2):
-            until(lambda: is_back(limiter))
+            until(lambda: is_available_again(limiter))
             mend = break_it(server)
             for _ in range(1000):
                 decision = limiter.hit("alice")
                 assert decision.allowed
                 assert decision.degraded
-            # Long enough for several probes: none of them is at a caller's expense.
+            # Long enough for several probes: no caller waits for them.
             end = time.monotonic() + 3 * DEADLINE
             while time.monotonic() < end:
                 assert limiter.hit("alice").degraded
             assert limiter.health.failures == outage
             mend()
-            until(lambda: is_back(limiter))
+            until(lambda: is_available_again(limiter))
             assert limiter.health.failures == outage
             assert limiter.health.outages == outage
 
@@ -105,7 +105,7 @@ def test_an_outage_costs_one_failed_call(
 async def test_an_outage_costs_each_task_one_failed_call_at_most(
     server: RedisServer, break_it: Callable[[RedisServer], Callable[[], object]]
 ) -> None:
-    """All of them wait for the same round trip, and so for the same time-out."""
+    """All of them wait for the same round trip, and so for the same timeout."""
     async with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         AsyncLimiter("5/hour", name="x", store=store) as limiter,
@@ -153,7 +153,7 @@ def _available(limiter: AsyncLimiter) -> Callable[[], Any]:
     return available
 
 
-def test_limiters_on_one_store_find_out_once(server: RedisServer) -> None:
+def test_limiters_on_one_store_share_one_failed_call(server: RedisServer) -> None:
     with RedisStore(server.url, deadline=DEADLINE) as store:
         limiters = [Limiter("5/hour", name=f"limiter {i}", store=store) for i in range(5)]
         assert all(limiter.hit("alice") for limiter in limiters)
@@ -170,7 +170,7 @@ def test_a_server_that_was_never_there_costs_one_failed_call() -> None:
 
 
 def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> None:
-    # A killed server is noticed at once, so the deadline is out of the way of threads that wait for one another.
+    # A killed server is noticed at once, so a long deadline avoids timeouts of threads that wait for each other.
     with Limiter("100000/hour", name="x", store=server.url, deadline=30) as limiter:
         stop = threading.Event()
         trouble: list[BaseException] = []
@@ -193,7 +193,7 @@ def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> N
                 server.start()
                 until(lambda: limiter.health.available)
                 assert limiter.health.outages == outage
-                # At most what was under way when it died: one call per thread.
+                # At most one pending call per thread when the server was killed.
                 assert limiter.health.failures <= outage * len(callers)
         finally:
             stop.set()
@@ -202,7 +202,7 @@ def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> N
         assert trouble == []
 
 
-def test_a_restart_that_nobody_noticed_costs_nothing(server: RedisServer) -> None:
+def test_restart_between_calls_fails_no_call(server: RedisServer) -> None:
     """The connection is found closed before anything is sent on it, and the script is loaded again."""
     with Limiter("5/hour", name="x", store=server.url, on_store_error="raise") as limiter:
         limiter.hit("alice")
@@ -212,7 +212,7 @@ def test_a_restart_that_nobody_noticed_costs_nothing(server: RedisServer) -> Non
         assert limiter.health.failures == 0
 
 
-async def test_a_restart_that_nobody_noticed_costs_tasks_nothing(server: RedisServer) -> None:
+async def test_restart_between_calls_fails_no_call_of_tasks(server: RedisServer) -> None:
     async with AsyncLimiter("5/hour", name="x", store=server.url, on_store_error="raise") as limiter:
         await limiter.hit("alice")
         await asyncio.to_thread(server.kill)
@@ -221,7 +221,7 @@ async def test_a_restart_that_nobody_noticed_costs_tasks_nothing(server: RedisSe
         assert limiter.health.failures == 0
 
 
-def test_a_server_that_cannot_write_is_not_taken_for_one_that_is_back(
+def test_server_that_cannot_write_stays_unavailable(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It can be read, but a probe also counts something."""
@@ -251,7 +251,7 @@ def down() -> str:
     return f"redis://127.0.0.1:{find_free_port()}"
 
 
-def test_open_admits() -> None:
+def test_failure_policy_open_admits() -> None:
     with Limiter("2/hour", name="x", store=down(), on_store_error="open") as limiter:
         decisions = [limiter.hit("alice") for _ in range(5)]
         assert all(decision.allowed and decision.degraded for decision in decisions)
@@ -261,7 +261,7 @@ def test_open_admits() -> None:
         limiter.record("alice")
 
 
-def test_closed_refuses() -> None:
+def test_failure_policy_closed_refuses() -> None:
     with Limiter("2/hour", name="x", store=down(), on_store_error="closed") as limiter:
         decision = limiter.hit("alice")
         assert not decision
@@ -271,7 +271,7 @@ def test_closed_refuses() -> None:
             raise AssertionError("was entered")
 
 
-def test_raise_raises_at_once_after_the_first_time(server: RedisServer) -> None:
+def test_failure_policy_raise_raises_without_waiting_after_the_first_failure(server: RedisServer) -> None:
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         Limiter("2/hour", name="x", store=store, on_store_error="raise") as limiter,
@@ -286,7 +286,7 @@ def test_raise_raises_at_once_after_the_first_time(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", local()])
-def test_reset_raises_whatever_the_policy(policy: Any) -> None:
+def test_reset_raises_with_every_failure_policy(policy: Any) -> None:
     with Limiter("2/hour", name="x", store=down(), on_store_error=policy) as limiter:
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
@@ -296,8 +296,8 @@ def test_reset_raises_whatever_the_policy(policy: Any) -> None:
 @pytest.mark.parametrize(
     "rule", [sliding_window("10/hour"), sliding_log("10/hour"), token_bucket("10/hour")], ids=str
 )
-def test_local_bounds_what_an_outage_admits(server: RedisServer, rule: Any) -> None:
-    """No span holds more than the limit and, once per process, the share."""
+def test_failure_policy_local_limits_requests_during_an_outage(server: RedisServer, rule: Any) -> None:
+    """No period admits more than the limit plus, once per process, the local share."""
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         Limiter(rule, name="x", store=store, on_store_error=local(0.5)) as limiter,
@@ -308,33 +308,33 @@ def test_local_bounds_what_an_outage_admits(server: RedisServer, rule: Any) -> N
         assert all(decision.degraded for decision in during)
         assert sum(decision.allowed for decision in during) == 5
         server.resume()
-        until(lambda: is_back(limiter))
+        until(lambda: is_available_again(limiter))
         after = sum(limiter.hit("alice").allowed for _ in range(100))
-        # The call that found out may have been counted before the server hung.
+        # The first failed call may have been counted before the server hung.
         assert admitted + after in (9, 10)
 
 
-def test_local_holds_are_given_back_where_they_were_taken(server: RedisServer) -> None:
+def test_local_holds_are_released_locally(server: RedisServer) -> None:
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         Limiter("10/hour", name="x", store=store, on_store_error=local(0.5)) as limiter,
     ):
         on_server = limiter.hold("alice", 3)
         server.pause()
-        limiter.hit("somebody")  # finds out
+        limiter.hit("somebody")  # notices the outage
         in_memory = limiter.hold("alice", 5)
         assert in_memory.decision.degraded
         assert not limiter.hit("alice")
         in_memory.release()
         assert limiter.check("alice").remaining == 4
         server.resume()
-        until(lambda: is_back(limiter))
+        until(lambda: is_available_again(limiter))
         assert limiter.check("alice", 0).remaining == 7
         on_server.release()
         assert limiter.check("alice", 0).remaining == 10
 
 
-def test_a_hold_of_the_outage_gives_nothing_back_to_the_server(server: RedisServer) -> None:
+def test_hold_taken_during_an_outage_is_not_released_on_the_server(server: RedisServer) -> None:
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         Limiter("10/hour", name="x", store=store, on_store_error=local(1.0)) as limiter,
@@ -344,12 +344,12 @@ def test_a_hold_of_the_outage_gives_nothing_back_to_the_server(server: RedisServ
         limiter.hit("somebody")
         in_memory = limiter.hold("alice", 5)
         server.resume()
-        until(lambda: is_back(limiter))
+        until(lambda: is_available_again(limiter))
         in_memory.release()
         assert limiter.check("alice", 0).remaining == 4
 
 
-def test_what_could_not_be_given_back_stays_counted(server: RedisServer) -> None:
+def test_units_stay_counted_if_a_release_fails(server: RedisServer) -> None:
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
         Limiter("10/hour", name="x", store=store) as limiter,
@@ -362,7 +362,7 @@ def test_what_could_not_be_given_back_stays_counted(server: RedisServer) -> None
         assert limiter.health.failures == 1
 
 
-def test_counts_survive_a_kill_if_the_server_keeps_them() -> None:
+def test_counts_survive_a_kill_with_persistence() -> None:
     options = ("--appendonly", "yes", "--appendfsync", "always")
     with (
         RedisServer("redis", options) as server,
@@ -372,7 +372,7 @@ def test_counts_survive_a_kill_if_the_server_keeps_them() -> None:
         server.kill()
         assert not limiter.hit("alice")
         server.start()
-        until(lambda: is_back(limiter))
+        until(lambda: is_available_again(limiter))
         assert sum(limiter.hit("alice").allowed for _ in range(20)) == 3
 
 
@@ -401,11 +401,11 @@ def test_a_reply_lost_after_the_charge_is_charged_once(
         proxy.await_loss()
         assert remaining(server, "alice") == 4
         proxy.forward_again()
-        until(lambda: is_back(limiter))
+        until(lambda: is_available_again(limiter))
         assert limiter.hit("alice").remaining == 3
 
 
-def test_a_client_that_would_retry_is_kept_from_it(server: RedisServer, proxy: Proxy) -> None:
+def test_retries_of_a_given_client_are_disabled(server: RedisServer, proxy: Proxy) -> None:
     eager = redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 10))
     with RedisStore(eager) as store:
         limiter = Limiter("5/hour", name="x", store=store)
@@ -426,7 +426,7 @@ async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, 
         assert left == [4] * MOST_PER_BATCH
 
 
-def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(proxy: Proxy) -> None:
+def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(proxy: Proxy) -> None:
     with RedisStore(proxy.url, deadline=30) as store:
         gate = store.bind("renewed", (concurrent(1, lease="1h"),))
         _, receipts = gate.decide(Request("hold", "alice"))
@@ -441,10 +441,12 @@ def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(proxy: Proxy
         assert gate.decide(Request("peek", "alice", 0))[0].remaining == 1
 
 
-# --- What is logged --------------------------------------------------------------------------------------------------
+# --- Log messages ----------------------------------------------------------------------------------------------------
 
 
-def test_each_change_is_logged_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_availability_change_is_logged_once(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "headgate")
     with (
         RedisStore(server.url, deadline=DEADLINE) as store,
@@ -456,7 +458,7 @@ def test_each_change_is_logged_once(server: RedisServer, caplog: pytest.LogCaptu
             for _ in range(500):
                 limiter.hit("alice")
             server.start()
-            until(lambda: is_back(limiter))
+            until(lambda: is_available_again(limiter))
     messages = [record.getMessage() for record in caplog.records]
     assert [("is unavailable" in message, "is back after" in message) for message in messages] == [
         (True, False),
@@ -464,7 +466,7 @@ def test_each_change_is_logged_once(server: RedisServer, caplog: pytest.LogCaptu
     ] * 2
 
 
-def test_conflicts_are_logged_once_and_break_nothing(
+def test_conflicts_are_logged_once_and_are_not_an_outage(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -487,7 +489,7 @@ PLAIN = "s3cr%t-p@ss"
 
 
 @pytest.mark.parametrize("login", [f":{SECRET}", f"default:{SECRET}", f"{USER}:{SECRET}"])
-def test_credentials_are_never_in_logs_or_exceptions(
+def test_credentials_never_appear_in_logs_or_exceptions(
     server: RedisServer, caplog: pytest.LogCaptureFixture, login: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -514,7 +516,7 @@ def test_credentials_are_never_in_logs_or_exceptions(
         assert USER not in text
 
 
-def test_a_right_password_works(server: RedisServer) -> None:
+def test_correct_password_works(server: RedisServer) -> None:
     server.command("CONFIG", "SET", "requirepass", PLAIN)
     with Limiter(
         "5/hour", name="x", store=server.url.replace("//", f"//:{SECRET}@"), on_store_error="raise"

@@ -35,7 +35,7 @@ def test_two(headgate_redis_url):
 HOLDER = """
 import signal, sys
 from headgate.testing.servers import RedisServer
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs inherit that SIGINT is ignored
 print(RedisServer(sys.argv[1]).start().pid, flush=True)
 sys.stdin.read()
 """
@@ -53,7 +53,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
         status = Path(f"/proc/{pid}/stat")
         return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
-    except ProcessLookupError:  # also of the file: it may end in between
+    except ProcessLookupError:  # also while reading: the process may end
         return False
 
 
@@ -62,7 +62,7 @@ def pytest_command(folder: Path) -> list[str]:
     return [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(folder)]
 
 
-def test_runs_at_the_same_time_have_servers_of_their_own(tmp_path: Path) -> None:
+def test_parallel_runs_use_separate_servers(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     runs = []
     for folder in folders:
@@ -102,7 +102,7 @@ def test_a_server_starts_empty_and_leaves_nothing(kind: Kind) -> None:
 
 
 @each_kind
-def test_a_server_is_found_at_the_same_place_after_a_restart(kind: Kind) -> None:
+def test_restarted_server_keeps_its_port(kind: Kind) -> None:
     with RedisServer(kind) as server, Limiter("5/hour", name="x", store=server.url) as limiter:
         before = server.url, server.pid
         limiter.hit("alice")
@@ -116,7 +116,7 @@ def test_a_server_is_found_at_the_same_place_after_a_restart(kind: Kind) -> None
 
 @each_kind
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_server_does_not_outlive_whoever_started_it(kind: Kind, how: signal.Signals) -> None:
+def test_server_stops_with_the_process_that_started_it(kind: Kind, how: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, kind],
         stdin=subprocess.PIPE,
@@ -132,8 +132,8 @@ def test_a_server_does_not_outlive_whoever_started_it(kind: Kind, how: signal.Si
 
 
 @each_kind
-def test_a_server_starts_for_a_user_without_rights(kind: Kind) -> None:
-    """Of root we make somebody else; anybody else is somebody else already."""
+def test_server_starts_for_an_unprivileged_user(kind: Kind) -> None:
+    """If the tests run as root, the server starts as another user."""
     pid = os.fork()
     if pid == 0:
         os._exit(_start_without_rights(kind))
@@ -153,8 +153,8 @@ def _start_without_rights(kind: Kind) -> int:
         return 2
 
 
-def test_a_server_that_does_not_run_is_neither_stopped_nor_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no process; 0 would be the group of this one, and the last one may be somebody else's by now."""
+def test_stopped_server_receives_no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no process; 0 would be our process group, and the old process id may be reused."""
     with RedisServer() as server:
         signals: list[tuple[int, int]] = []
         monkeypatch.setattr(servers.os, "kill", lambda *signal: signals.append(signal))
@@ -166,7 +166,7 @@ def test_a_server_that_does_not_run_is_neither_stopped_nor_continued(monkeypatch
         assert signals == []
 
 
-def test_a_port_that_is_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_raises_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as server:
         rival = RedisServer(port=server.port)
         with pytest.raises(ServerError, match="does not start"):
@@ -174,7 +174,7 @@ def test_a_port_that_is_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> 
         rival.stop()
 
 
-def test_a_race_for_a_free_port_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_is_retried_if_the_free_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as server:
         free = servers.find_free_port
         ports = iter([server.port, server.port])
@@ -184,7 +184,7 @@ def test_a_race_for_a_free_port_is_run_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @each_kind
-def test_a_missing_wheel_is_named(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheel_is_named_in_the_error(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ServerError, match=r"pip install 'headgate\[embedded\]'"):
         RedisServer(kind).start()

@@ -1,4 +1,4 @@
-"""A primary that is found through a sentinel, and found again when it has become another server."""
+"""A primary that is found through a sentinel, also after a failover."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CALLERS = 8
 
 
 @pytest.fixture
-def successor(server: RedisServer) -> Iterator[RedisServer]:
-    """A replica of the server, to be had before the sentinel, which looks for new ones only now and then."""
+def new_primary(server: RedisServer) -> Iterator[RedisServer]:
+    """A replica of the server; started before the sentinel, which looks for new replicas only rarely."""
     server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-    with RedisServer(server.kind) as successor:
-        successor.command("REPLICAOF", "127.0.0.1", str(server.port))
+    with RedisServer(server.kind) as new_primary:
+        new_primary.command("REPLICAOF", "127.0.0.1", str(server.port))
         until(lambda: b"state=online" in server.command("INFO", "replication"))
-        yield successor
+        yield new_primary
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
     config = tmp_path / "sentinel.conf"
     config.write_text(
         f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {server.port} 1\n"
-        f"sentinel failover-timeout primary 5000\n"  # of what has got stuck; three minutes by default
+        f"sentinel failover-timeout primary 5000\n"  # timeout of a stuck failover; three minutes by default
     )
     with subprocess.Popen(
         [find_binary(server.kind), config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
@@ -48,7 +48,7 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
         try:
             until(lambda: answers_ping(port))
             with redis.Redis(port=port) as sentinel, contextlib.suppress(redis.ResponseError):
-                # By default it takes ten seconds until the primary of before is told. Redis 6.2 knows no other.
+                # By default the old primary is reconfigured after ten seconds. Redis 6.2 cannot change that.
                 sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
             yield port
         finally:
@@ -57,18 +57,18 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def url(sentinel_port: int) -> str:
-    """The sentinel, behind one that is not there."""
+    """A URL with an unreachable sentinel before the real one."""
     return f"redis+sentinel://127.0.0.1:{find_free_port()},127.0.0.1:{sentinel_port}/primary/0"
 
 
-def fail_over(sentinel_port: int, successor: RedisServer) -> None:
-    """Make the replica the primary; a sentinel that is short of time may give that up, and is then asked once more."""
+def fail_over(sentinel_port: int, new_primary: RedisServer) -> None:
+    """Promote the replica; a busy sentinel may abort the failover, so it is requested again."""
     with redis.Redis(port=sentinel_port) as sentinel:
 
         def is_done() -> bool:
-            is_primary = b"role:master" in successor.command("INFO", "replication")
+            is_primary = b"role:master" in new_primary.command("INFO", "replication")
             if not is_primary:
-                # Refused if it has not heard of the replica yet, or is in the middle of it.
+                # Refused if the sentinel does not know the replica yet, or if a failover is running.
                 with contextlib.suppress(redis.ResponseError, redis.ConnectionError):
                     sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
             return is_primary
@@ -88,13 +88,13 @@ def counted_on(server: RedisServer, limiter: Limiter) -> bool:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_threads_find_the_primary_and_its_successor(successor: RedisServer, sentinel_port: int) -> None:
+def test_threads_find_the_old_and_the_new_primary(new_primary: RedisServer, sentinel_port: int) -> None:
     client: Any = Sentinel([("127.0.0.1", sentinel_port)]).master_for("primary")
     with RedisStore(client) as store:
         limiter = Limiter("50/hour", name="x", store=store)
         assert limiter.hit("alice").remaining == 49
-        fail_over(sentinel_port, successor)
-        until(lambda: counted_on(successor, limiter))
+        fail_over(sentinel_port, new_primary)
+        until(lambda: counted_on(new_primary, limiter))
         assert not limiter.hit("alice").degraded
 
 
@@ -113,7 +113,7 @@ async def test_tasks_find_the_primary(sentinel_port: int) -> None:
 # --- By URL -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_url_leads_threads_and_tasks_to_one_primary(url: str) -> None:
+async def test_threads_and_tasks_find_the_same_primary_by_url(url: str) -> None:
     store = RedisStore(url, deadline=10)
     threads = Limiter("5/hour", name="x", store=store, on_store_error="raise")
     tasks = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
@@ -125,7 +125,7 @@ async def test_a_url_leads_threads_and_tasks_to_one_primary(url: str) -> None:
 
 
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
-async def test_a_primary_that_sentinels_do_not_know_is_misconfigured(sentinel_port: int) -> None:
+async def test_unknown_primary_name_is_a_misconfiguration(sentinel_port: int) -> None:
     url = f"redis+sentinel://127.0.0.1:{sentinel_port}/secondary"
     unknown = pytest.raises(ConfigError, match="knows no primary named 'secondary'")
     with Limiter("5/hour", name="x", store=url) as threads, unknown:
@@ -135,7 +135,7 @@ async def test_a_primary_that_sentinels_do_not_know_is_misconfigured(sentinel_po
             await tasks.hit("alice")
 
 
-def test_sentinels_that_are_not_there_are_an_outage() -> None:
+def test_unreachable_sentinels_are_an_outage() -> None:
     url = f"redis+sentinel://127.0.0.1:{find_free_port()}/primary"
     with Limiter("5/hour", name="x", store=url) as limiter:
         assert limiter.hit("alice").degraded
@@ -143,7 +143,7 @@ def test_sentinels_that_are_not_there_are_an_outage() -> None:
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-def test_threads_under_load_follow_a_failover(successor: RedisServer, sentinel_port: int, url: str) -> None:
+def test_threads_under_load_follow_a_failover(new_primary: RedisServer, sentinel_port: int, url: str) -> None:
     with RedisStore(url, deadline=10) as store:
         limiter = Limiter("1000000/hour", name="x", store=store)
         limiter.ping()
@@ -161,8 +161,8 @@ def test_threads_under_load_follow_a_failover(successor: RedisServer, sentinel_p
         for caller in callers:
             caller.start()
         try:
-            fail_over(sentinel_port, successor)
-            until(lambda: _is_asked(successor) and limiter.health.available)
+            fail_over(sentinel_port, new_primary)
+            until(lambda: _is_asked(new_primary) and limiter.health.available)
         finally:
             stop.set()
             for caller in callers:
@@ -173,7 +173,7 @@ def test_threads_under_load_follow_a_failover(successor: RedisServer, sentinel_p
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 async def test_tasks_under_load_follow_a_failover(
-    successor: RedisServer, sentinel_port: int, url: str
+    new_primary: RedisServer, sentinel_port: int, url: str
 ) -> None:
     async with RedisStore(url, deadline=10) as store:
         limiter = AsyncLimiter("1000000/hour", name="x", store=store)
@@ -187,8 +187,8 @@ async def test_tasks_under_load_follow_a_failover(
 
         callers = [asyncio.ensure_future(call()) for _ in range(CALLERS)]
         try:
-            await asyncio.to_thread(fail_over, sentinel_port, successor)
-            await asyncio.to_thread(until, lambda: _is_asked(successor) and limiter.health.available)
+            await asyncio.to_thread(fail_over, sentinel_port, new_primary)
+            await asyncio.to_thread(until, lambda: _is_asked(new_primary) and limiter.health.available)
         finally:
             stop.set()
             await asyncio.gather(*callers)
@@ -196,5 +196,5 @@ async def test_tasks_under_load_follow_a_failover(
 
 
 def _is_asked(server: RedisServer) -> bool:
-    """Return whether somebody has a server decide; a primary's replicas are not asked, but sent what it wrote."""
+    """Return whether a server runs our script; replicas only receive the writes of their primary."""
     return b"cmdstat_evalsha" in server.command("INFO", "commandstats")

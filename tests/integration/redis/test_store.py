@@ -1,4 +1,4 @@
-"""The store on real servers: what is kept there, under what name, for how long, and what is done when it is in the way."""
+"""The store on real servers: keys, expiry, conflicts, scripts, clients and forks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headgate.stores.redis import RedisStore
 from headgate.testing.servers import RedisServer
 
 RULES = {
-    "fixed_window": fixed_window("5/day"),  # by the server's clock: the end of a minute is never far
+    "fixed_window": fixed_window("5/day"),  # by the server's clock: a minute could end during a test
     "sliding_window": sliding_window("5/minute"),
     "sliding_log": sliding_log("5/minute"),
     "token_bucket": token_bucket("5/minute"),
@@ -53,7 +53,7 @@ def keys_of(client: redis.Redis, name: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_counts_and_refuses(store: RedisStore, name: str, kind: str) -> None:
+def test_store_counts_and_refuses(store: RedisStore, name: str, kind: str) -> None:
     limiter = Limiter(RULES[kind], name=name, store=store)
     assert [limiter.hit("alice").remaining for _ in range(5)] == [4, 3, 2, 1, 0]
     refused = limiter.hit("alice")
@@ -83,19 +83,19 @@ async def test_threads_and_tasks_count_together(store: RedisStore, name: str) ->
     await store.aclose()
 
 
-def test_a_url_may_name_a_socket(server: RedisServer, name: str) -> None:
+def test_url_may_be_a_unix_socket(server: RedisServer, name: str) -> None:
     with Limiter("1/minute", name=name, store=server.unix_url) as limiter:
         assert limiter.hit("alice")
         assert not limiter.hit("alice")
 
 
-def test_a_url_may_say_valkey(server: RedisServer, name: str) -> None:
+def test_url_scheme_may_be_valkey(server: RedisServer, name: str) -> None:
     with Limiter("1/minute", name=name, store=server.url.replace("redis://", "valkey://")) as limiter:
         assert not limiter.hit("alice").degraded
         assert not limiter.hit("alice")
 
 
-def test_time_is_the_servers(store: RedisStore, client: redis.Redis, name: str) -> None:
+def test_time_comes_from_the_server(store: RedisStore, client: redis.Redis, name: str) -> None:
     limiter = Limiter(token_bucket("1/minute"), name=name, store=store)
     seconds, rest = client.time()
     limiter.hit("alice")
@@ -123,7 +123,7 @@ def changes(client: redis.Redis) -> int:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_a_state_is_kept_until_it_is_fresh_and_not_much_longer(
+def test_state_expires_at_its_reset_time(
     store: RedisStore, client: redis.Redis, name: str, kind: str
 ) -> None:
     limiter = Limiter(RULES[kind], name=name, store=store)
@@ -137,7 +137,7 @@ def test_a_state_is_kept_until_it_is_fresh_and_not_much_longer(
 
 
 @pytest.mark.parametrize("kind", ["sliding_log", "token_bucket"])
-def test_a_hit_that_counts_for_longer_keeps_the_state_for_longer(
+def test_longer_lasting_hit_extends_the_expiry_of_the_state(
     store: RedisStore, client: redis.Redis, name: str, kind: str
 ) -> None:
     limiter = Limiter(RULES[kind], name=name, store=store)
@@ -150,7 +150,7 @@ def test_a_hit_that_counts_for_longer_keeps_the_state_for_longer(
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_a_state_of_the_callers_own_time_is_kept_an_hour_longer(
+def test_state_with_a_given_time_is_kept_an_hour_longer(
     store: RedisStore, client: redis.Redis, name: str, kind: str
 ) -> None:
     limiter = Limiter(RULES[kind], name=name, store=store)
@@ -163,7 +163,7 @@ def test_a_state_of_the_callers_own_time_is_kept_an_hour_longer(
         client.pexpire(key, 60_000)  # as if nearly an hour had passed: the next hit keeps it for another one
 
 
-def test_the_callers_own_time_decides(store: RedisStore, name: str) -> None:
+def test_given_time_is_used_for_the_decision(store: RedisStore, name: str) -> None:
     limiter = Limiter(sliding_log("1/minute"), name=name, store=store)
     assert limiter.hit("alice", now=1_000.0)
     assert not limiter.hit("alice", now=1_059.999999)
@@ -178,7 +178,7 @@ def test_a_released_hold_leaves_nothing_behind(store: RedisStore, client: redis.
     assert keys_of(client, name) == []
 
 
-def test_reset_forgets(store: RedisStore, client: redis.Redis, name: str) -> None:
+def test_reset_deletes_the_state(store: RedisStore, client: redis.Redis, name: str) -> None:
     limiter = Limiter(*RULES.values(), name=name, store=store)
     limiter.hit("alice")
     limiter.reset("alice")
@@ -207,7 +207,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_keys_stay_apart(store: RedisStore, client: redis.Redis, name: str) -> None:
+def test_hostile_keys_do_not_collide(store: RedisStore, client: redis.Redis, name: str) -> None:
     limiter = Limiter("1/minute", name=name, store=store)
     hostile: list[str | bytes] = [*HOSTILE, *(key.encode() for key in HOSTILE), b"\xff", "a" * 501]
     assert all(limiter.hit(key) for key in hostile)
@@ -215,25 +215,25 @@ def test_hostile_keys_stay_apart(store: RedisStore, client: redis.Redis, name: s
     assert len(keys_of(client, name)) == len(hostile)
 
 
-def test_names_cannot_be_shifted_into_one_another(store: RedisStore, name: str) -> None:
+def test_limiter_and_rule_names_do_not_collide(store: RedisStore, name: str) -> None:
     first = Limiter(sliding_window("1/minute", name="x"), name=f"{name}a", store=store)
     second = Limiter(sliding_window("1/minute", name="ax"), name=name, store=store)
     assert first.hit("k")
     assert second.hit("k")
 
 
-def test_namespaces_keep_applications_apart(url: str, name: str) -> None:
+def test_applications_are_separated_by_namespace(url: str, name: str) -> None:
     with RedisStore(url, namespace="one") as one, RedisStore(url, namespace="two") as two:
         assert Limiter("1/minute", name=name, store=one).hit("alice")
         assert Limiter("1/minute", name=name, store=two).hit("alice")
 
 
-# --- What is in the way ----------------------------------------------------------------------------------------------
+# --- Conflicts -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("in_the_way", ["list", "text"])
-def test_something_else_under_our_key_is_a_conflict(
+def test_other_data_under_our_key_is_a_conflict(
     store: RedisStore, client: redis.Redis, name: str, kind: str, in_the_way: str
 ) -> None:
     limiter = Limiter(RULES[kind], name=name, store=store, on_store_error="raise")
@@ -252,7 +252,7 @@ def test_something_else_under_our_key_is_a_conflict(
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_numbers_of_another_program_are_no_outage(
+def test_invalid_numbers_in_a_state_are_not_an_outage(
     store: RedisStore, client: redis.Redis, name: str, kind: str
 ) -> None:
     limiter = Limiter(RULES[kind], name=name, store=store, on_store_error="raise")
@@ -278,7 +278,7 @@ def test_a_rule_in_conflict_charges_none_of_the_others(
     assert keys_of(client, name) == [keys[-1]]
 
 
-def test_scripts_that_were_lost_are_loaded_again(store: RedisStore, client: redis.Redis, name: str) -> None:
+def test_lost_scripts_are_loaded_again(store: RedisStore, client: redis.Redis, name: str) -> None:
     limiter = Limiter("5/minute", name=name, store=store, on_store_error="raise")
     for expected in (4, 3, 2):
         client.script_flush()
@@ -297,7 +297,7 @@ def test_a_server_without_memory_refuses_and_counts_nothing(name: str) -> None:
         limiter.hit("alice")
 
 
-def test_a_replica_that_may_not_write_is_misconfigured(server: RedisServer, name: str) -> None:
+def test_read_only_replica_is_a_misconfiguration(server: RedisServer, name: str) -> None:
     server.command("REPLICAOF", "127.0.0.1", "1")
     with (
         Limiter("5/minute", name=name, store=server.url, on_store_error="raise") as limiter,
@@ -310,7 +310,7 @@ RIGHTS = ("evalsha", "eval", "get", "getrange", "set", "setrange", "pexpireat", 
 """The commands that a user of the server must be allowed, as docs/how-to/redis.md lists them."""
 
 
-def test_few_rights_are_enough(server: RedisServer, name: str) -> None:
+def test_documented_rights_are_sufficient(server: RedisServer, name: str) -> None:
     server.command(
         "ACL", "SETUSER", "limited", "on", ">secret", "~8:headgate*", *(f"+{word}" for word in RIGHTS)
     )
@@ -326,17 +326,17 @@ def test_few_rights_are_enough(server: RedisServer, name: str) -> None:
         limiter.hold("alice").release()
 
 
-# --- Clients of the user's -------------------------------------------------------------------------------------------
+# --- Given clients ---------------------------------------------------------------------------------------------------
 
 
-def test_a_client_of_the_users_serves_threads(url: str, name: str) -> None:
+def test_given_client_works_in_threads(url: str, name: str) -> None:
     with redis.Redis.from_url(url, decode_responses=True) as client, RedisStore(client) as store:
         limiter = Limiter("1/minute", name=name, store=store, on_store_error="raise")
         assert limiter.hit("alice")
         assert not limiter.hit("alice")
 
 
-async def test_a_client_of_the_users_serves_tasks(url: str, name: str) -> None:
+async def test_given_client_works_in_tasks(url: str, name: str) -> None:
     async with (
         redis.asyncio.Redis.from_url(url, decode_responses=True) as client,
         RedisStore(client) as store,
@@ -346,30 +346,30 @@ async def test_a_client_of_the_users_serves_tasks(url: str, name: str) -> None:
         assert not await limiter.hit("alice")
 
 
-def test_a_client_for_tasks_is_refused_to_threads() -> None:
+def test_async_client_is_refused_in_threads() -> None:
     client = redis.asyncio.Redis()
     with pytest.raises(ConfigError, match=r"redis\.asyncio"):
         Limiter("1/minute", name="x", store=RedisStore(client))
 
 
-async def test_a_client_for_threads_is_refused_to_tasks() -> None:
+async def test_sync_client_is_refused_in_tasks() -> None:
     with pytest.raises(ConfigError, match=r"redis\.asyncio"):
         AsyncLimiter("1/minute", name="x", store=RedisStore(redis.Redis()))
 
 
-def test_what_is_no_client_is_refused() -> None:
+def test_invalid_client_is_refused() -> None:
     with pytest.raises(ConfigError, match="a URL or a client"):
         RedisStore(42)  # type: ignore[arg-type]
 
 
-def test_the_retries_of_a_users_client_are_left_out() -> None:
+def test_retries_of_a_given_client_are_not_used() -> None:
     patient = redis.Redis(retry=Retry(ConstantBackoff(60), 100), port=1)
     limiter = Limiter("1/minute", name="x", store=RedisStore(patient), on_store_error="raise")
     with pytest.raises(StoreUnavailable):  # and not an hour later
         limiter.hit("alice")
 
 
-# --- Event loops, processes, the end ---------------------------------------------------------------------------------
+# --- Event loops, forks, closing -------------------------------------------------------------------------------------
 
 
 def test_one_store_serves_one_event_loop_after_another(url: str, name: str) -> None:
@@ -382,7 +382,7 @@ def test_one_store_serves_one_event_loop_after_another(url: str, name: str) -> N
     assert [asyncio.run(hit()) for _ in range(4)] == [True, True, True, False]
 
 
-def test_an_event_loop_that_ends_closes_its_connection(url: str, client: redis.Redis, name: str) -> None:
+def test_connection_is_closed_when_its_event_loop_ends(url: str, client: redis.Redis, name: str) -> None:
     store = RedisStore(f"{url}?client_name={name}")
     limiter = AsyncLimiter("3/minute", name=name, store=store, on_store_error="raise")
 
@@ -405,7 +405,7 @@ def _hit_in_child(limiter: Limiter, outcome: Any, may_end: Any) -> None:
     may_end.wait(30)
 
 
-def test_a_fork_connects_anew(url: str, client: redis.Redis, name: str) -> None:
+def test_forked_process_opens_a_connection(url: str, client: redis.Redis, name: str) -> None:
     with Limiter("5/minute", name=name, store=f"{url}?client_name={name}", on_store_error="raise") as limiter:
         assert limiter.hit("alice")
         context = multiprocessing.get_context("fork")
@@ -435,14 +435,14 @@ def _child_of_fork(limiter: AsyncLimiter) -> int:
         decision = await limiter.hit("alice")
         return 0 if decision.remaining == 3 else 1
 
-    asyncio.events._set_running_loop(None)  # the parent's loop was running when we were forked out of it
+    asyncio.events._set_running_loop(None)  # the parent's loop was running at the fork
     try:
         return asyncio.new_event_loop().run_until_complete(hit())
     except BaseException:  # noqa: BLE001  # this process must end here, whatever happened
         return 2
 
 
-async def test_a_fork_of_an_event_loop_connects_anew(url: str, name: str) -> None:
+async def test_process_forked_from_an_event_loop_opens_a_connection(url: str, name: str) -> None:
     async with AsyncLimiter("5/minute", name=name, store=url, on_store_error="raise") as limiter:
         assert await _fork_in_event_loop(limiter) == 0
         assert (await limiter.check("alice")).remaining == 1

@@ -46,7 +46,7 @@ def check(decisions: list[Decision], limiter: Limiter | AsyncLimiter) -> None:
 
 
 @pytest.mark.parametrize(("is_warm", "turns"), [(True, 1), (True, 3), (False, 1), (False, 3), (False, 5)])
-async def test_a_blocked_event_loop_is_no_outage(
+async def test_blocked_event_loop_is_not_an_outage(
     make_store: Callable[[], Store], is_warm: bool, turns: int
 ) -> None:
     async with make_store() as store:
@@ -61,7 +61,7 @@ async def test_a_blocked_event_loop_is_no_outage(
 
 
 @pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "while connecting"])
-def test_a_blocked_interpreter_is_no_outage(make_store: Callable[[], Store], is_warm: bool) -> None:
+def test_blocked_interpreter_is_not_an_outage(make_store: Callable[[], Store], is_warm: bool) -> None:
     decisions: list[Decision] = []
     ready = threading.Barrier(CALLS + 1)
     with make_store() as store:

@@ -1,4 +1,4 @@
-"""What the engine promises, on real servers of both kinds: few connections, exact counts, whole deadlines, nothing lost."""
+"""The engine on real servers of both kinds: few connections, exact counts, total deadlines, nothing lost."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.integration.deadlines import Deadlines
 from tests.unit.processes import Interrupted, interrupts
 
 PATIENT = 60.0
-"""Seconds: how long a call may take is not what most of these tests are about."""
+"""Seconds; long, because most of these tests do not check deadlines."""
 
 Store = RedisStore | PostgresStore
 
 
 class World:
-    """A server, and what it says about our connections."""
+    """A server and the number of our connections."""
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
@@ -49,7 +49,7 @@ class World:
         self.name = f"n{secrets.token_hex(8)}"
 
     def store(self, *, port: int | None = None, deadline: float = PATIENT) -> Store:
-        """Return a store whose connections have a name of their own."""
+        """Return a store whose connections have a unique name."""
         if self.kind == "redis":
             url = self.url if port is None else self.url.replace(f":{self.port}", f":{port}")
             return RedisStore(f"{url}?client_name={self.name}", deadline=deadline)
@@ -93,9 +93,7 @@ def until(condition: Callable[[], object]) -> None:
 # --- Few connections, exact counts -----------------------------------------------------------------------------------
 
 
-def test_two_hundred_threads_are_admitted_exactly_up_to_the_limit_over_few_connections(
-    world: World, store: Store
-) -> None:
+def test_200_threads_get_exactly_the_limit_over_few_connections(world: World, store: Store) -> None:
     limiter = Limiter("100/day", name=world.name, store=store)
     ready = threading.Barrier(200)
 
@@ -110,7 +108,7 @@ def test_two_hundred_threads_are_admitted_exactly_up_to_the_limit_over_few_conne
     assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
 
 
-def test_threads_that_hit_at_once_share_round_trips(world: World, store: Store) -> None:
+def test_parallel_threads_share_round_trips(world: World, store: Store) -> None:
     limiter = Limiter("100000/day", name=world.name, store=store, on_store_error="raise")
     engine: Any = store._threads if isinstance(store, PostgresStore) else store._threads.at(store.endpoint)
     limiter.hit("warm")
@@ -134,7 +132,7 @@ def test_threads_that_hit_at_once_share_round_trips(world: World, store: Store) 
     assert conversations < 32 * 25 / 3
 
 
-async def test_ten_thousand_tasks_at_once_are_admitted_exactly_up_to_the_limit(world: World) -> None:
+async def test_10000_parallel_tasks_get_exactly_the_limit(world: World) -> None:
     async with world.store() as store:
         limiter = AsyncLimiter("100/day", name=world.name, store=store)
         decisions = await asyncio.gather(*(limiter.hit("a") for _ in range(10_000)))
@@ -146,7 +144,7 @@ async def test_ten_thousand_tasks_at_once_are_admitted_exactly_up_to_the_limit(w
 
 
 class TricklingProxy:
-    """Forwards connections; once told to, it lets replies through only byte by byte."""
+    """Forwards connections; on request, it forwards replies byte by byte."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -181,13 +179,13 @@ class TricklingProxy:
                     continue
                 for byte in data:
                     sink.sendall(bytes([byte]))
-                    self.pause.wait(0.05)  # the pace of a network that is nearly gone
+                    self.pause.wait(0.05)  # a very slow network
 
 
 def asking(
     store: Store, world: World, flavour: str, deadline: float | None = None
 ) -> Callable[[Request], Awaitable[Answer]]:
-    """Return what asks for `5/day`, from a thread or a task, and knows of no policy."""
+    """Return a function that hits `5/day`, from a thread or a task, without a failure policy."""
     rules = (fixed_window("5/day"),)
     if flavour == "tasks":
         return store.bind_async(world.name, rules, deadline=deadline).decide
@@ -195,10 +193,10 @@ def asking(
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
-async def test_a_deadline_is_for_the_whole_call_however_its_reply_trickles_in(
+async def test_deadline_covers_the_whole_call_with_a_slow_reply(
     world: World, flavour: str, deadlines: Deadlines
 ) -> None:
-    """Each byte comes well within the deadline; all of them do not."""
+    """Each byte arrives within the deadline, but the whole reply does not."""
     with contextlib.closing(TricklingProxy(world.port)) as proxy:
         async with world.store(port=proxy.port) as store:
             patient, hurried = asking(store, world, flavour), asking(store, world, flavour, deadline=0.2)
@@ -210,12 +208,12 @@ async def test_a_deadline_is_for_the_whole_call_however_its_reply_trickles_in(
             deadlines.count = False
             proxy.trickles.clear()
             proxy.pause.set()
-            # The reply that came too late is not taken for the one to this call.
+            # The late reply is not used for this call.
             assert (await patient(Request("peek", "warm", 5)))[0].remaining == 4
             assert (await patient(Request("peek", "a", 0)))[0].remaining == 4
 
 
-def test_a_deadline_includes_connecting_to_a_server_that_accepts_and_says_nothing(world: World) -> None:
+def test_deadline_includes_connecting_to_a_silent_server(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         with world.store(port=port, deadline=0.2) as store:
@@ -240,11 +238,11 @@ async def test_cancelled_holds_leave_nothing_counted(world: World, steps: int) -
             hold.cancel()
         await asyncio.wait(holds)
         kept = sum(not hold.cancelled() for hold in holds)
-        await until_left(limiter, {"a": 1000 - kept})
+        await until_remaining(limiter, {"a": 1000 - kept})
 
 
-async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(world: World) -> None:
-    """The reply is there and the caller has not yet seen it: that is the moment at which it would be lost."""
+async def test_hold_cancelled_when_its_reply_arrives_is_released(world: World) -> None:
+    """The reply has arrived, but the caller has not resumed yet: the hold could be lost here."""
     async with world.store() as store:
         limiter = AsyncLimiter("1000/day", name=world.name, store=store, on_store_error="raise")
         gate = store.bind_async(world.name, limiter.rules)
@@ -255,13 +253,11 @@ async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(world: Wo
             hold.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await hold
-        await until_left(limiter, {"a": 1000})
+        await until_remaining(limiter, {"a": 1000})
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 5, 10, 20])
-async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
-    world: World, turns: int
-) -> None:
+async def test_holds_cancelled_before_close_are_released(world: World, turns: int) -> None:
     rules = (fixed_window("100/day"),)
     async with world.store() as store:
         gate = store.bind_async(world.name, rules)
@@ -278,7 +274,7 @@ async def test_holds_that_are_cancelled_before_the_store_is_closed_are_released(
     assert left == [100 - (not hold.cancelled()) for hold in holds]
 
 
-def test_holds_of_tasks_that_an_event_loop_cancels_at_its_end_are_released(world: World) -> None:
+def test_holds_of_tasks_cancelled_by_the_ending_event_loop_are_released(world: World) -> None:
     store = world.store()
     limiter = AsyncLimiter("100/day", name=world.name, store=store)
     held: list[None] = []
@@ -303,7 +299,7 @@ def test_holds_of_tasks_that_an_event_loop_cancels_at_its_end_are_released(world
 
 
 async def until_answered(task: asyncio.Task[Any]) -> None:
-    """Return when what a task waits for has happened and the task does not know it yet."""
+    """Return when the future awaited by a task is done, but the task has not resumed yet."""
     async with asyncio.timeout(PATIENT):
         while True:
             await asyncio.sleep(0)
@@ -322,17 +318,17 @@ async def test_cancelled_records_and_releases_are_completed(world: World) -> Non
         for task in telling:
             task.cancel()
         await asyncio.wait(telling)
-        await until_left(limiter, {"used": 980, "held": 1000})
+        await until_remaining(limiter, {"used": 980, "held": 1000})
 
 
-async def until_left(limiter: AsyncLimiter, expected: dict[str, int]) -> None:
-    """Return when so much is left for each key: what was cancelled is completed in the background."""
+async def until_remaining(limiter: AsyncLimiter, expected: dict[str, int]) -> None:
+    """Return when the keys have these remaining units: cancelled calls are completed in the background."""
     async with asyncio.timeout(PATIENT):
         while {key: (await limiter.check(key, 0)).remaining for key in expected} != expected:
             pass
 
 
-def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: World, store: Store) -> None:
+def test_interrupted_threads_neither_lose_connections_nor_mix_up_replies(world: World, store: Store) -> None:
     """A handler raises again and again in the main thread, while other threads count."""
     limiter = Limiter(sliding_window("1000000/day"), name=world.name, store=store, on_store_error="raise")
     gate = store.bind(world.name, limiter.rules)
@@ -367,7 +363,7 @@ def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: Wor
                             interrupt_after(0)
                     except Interrupted:
                         interrupted += 1
-                    except StoreError:  # it shared a connection that was in doubt
+                    except StoreError:  # the call shared an interrupted connection
                         continue
         finally:
             stop.set()

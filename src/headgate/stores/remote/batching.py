@@ -33,7 +33,7 @@ ENOUGH_TO_FOLLOW = 32
 LATE = 0.02
 """Seconds by which a deadline is noticed late only if this process was blocked."""
 
-GRACE = 0.25
+GRACE = 1.0
 """The longest grace period for replies, in seconds, after this process was blocked beyond a deadline."""
 
 EXPIRY_PAUSE = 0.005

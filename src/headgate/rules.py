@@ -93,7 +93,7 @@ class Rule:
     def identity(self) -> str:
         """The identity of this rule's states within the limiter; a changed limit keeps the counts.
 
-        The default name is not part of it, because another rule of the limiter may lengthen it.
+        A default name is used without the kind that another rule of the limiter may append to it.
         """
         shape = f"{self.kind}/{self.quota.period_us}"
         if self.kind == "sliding_window":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
@@ -52,9 +54,24 @@ class Recorder:
 
 
 def file_writer(path: Path) -> Callable[[Event], object]:
-    """Return a function that appends events to a file at once, so that `kill -9` loses none of them."""
+    """Return a function that appends events to a file at once, so that `kill -9` loses none of them.
+
+    It waits while the worker's limit on file sizes, the fault of a full disk, forbids writing.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    return lambda event: os.write(descriptor, json.dumps(event).encode() + b"\n")
+
+    def write(event: Event) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        while True:
+            try:
+                os.write(descriptor, line)
+                return
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                time.sleep(0.001)
+
+    return write
 
 
 def read_file(path: Path, worker: int) -> list[HistoryCall]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sqlite3
@@ -147,16 +146,8 @@ class SQLiteFile(Closing):
         whose caller was cancelled goes to `abandoned`.
         """
         running = self.start_in_worker(call)
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def hand_over(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed
-                loop.call_soon_threadsafe(_hand_over, running, answer)
-
-        running.add_done_callback(hand_over)
         try:
-            return await answer
+            return await asyncio.shield(asyncio.wrap_future(running))
         except asyncio.CancelledError:
             if completes or not running.cancel():
                 running.add_done_callback(partial(look_after, abandoned))
@@ -192,17 +183,6 @@ class SQLiteFile(Closing):
             _inherited.append(self._connection)
         self._connection = None
         self._worker = None
-
-
-def _hand_over(running: Future[T], answer: asyncio.Future[T]) -> None:
-    """Pass the outcome of a call in the store's thread to its task."""
-    if answer.done():
-        return
-    error = running.exception()
-    if error is None:
-        answer.set_result(running.result())
-    else:
-        answer.set_exception(error)
 
 
 def look_after(abandoned: Callable[[T], None] | None, running: Future[T]) -> None:

@@ -49,7 +49,6 @@ class StoreHandle:
         self._key = key
         self._entry = StoreEntry(make()) if key is None else while_locked(_lock, _join, key, make)
         self._is_open = True
-        self._closes_store = key is None
         self.store: Any = self._entry.store
 
     def close(self) -> None:
@@ -63,14 +62,16 @@ class StoreHandle:
             await self.store.aclose()
 
     def _release(self) -> bool:
-        """Return whether to close the store, also when that was interrupted the first time."""
-        if self._is_open and self._key is not None:
-            self._is_open = False
-            self._entry.handles -= 1
-            self._closes_store = self._entry.handles == 0
-            if self._closes_store and _entries.get(self._key) is self._entry:
-                del _entries[self._key]
-        return self._closes_store
+        """Return whether to close the store."""
+        if self._key is None:
+            return True
+        if not self._is_open:
+            return False
+        self._is_open = False
+        self._entry.handles -= 1
+        if not self._entry.handles and _entries.get(self._key) is self._entry:
+            del _entries[self._key]
+        return not self._entry.handles
 
 
 def _join(key: str, make: Callable[[], Any]) -> StoreEntry:

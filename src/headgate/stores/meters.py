@@ -587,12 +587,8 @@ class SlidingMeter(Meter):
         state.newest = index
         state.units = cost
         state.total += cost
-        try:
-            older.extend(before)  # in the end, where a signal handler that raises finds nothing half done
-        except MemoryError:
-            state.newest, state.units = before
-            state.total -= cost
-            raise
+        # Last: if it raises, the total keeps the units of that bucket until all others have expired.
+        older.extend(before)
         return index * self.width + self.lifetime
 
     def drop(self, state: SlidingState) -> None:

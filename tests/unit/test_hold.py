@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -41,37 +40,6 @@ async def test_hold_has_the_attributes_of_a_decision(flavour: Flavour, clock: Fa
     assert not refused
     assert (refused.allowed, refused.retry_after) == (False, 61.0)
     assert await left(limiter) == 1
-
-
-@every_kind
-@pytest.mark.parametrize(("final", "remaining"), [(0, 8), (2, 6), (3, 5), (4, 4), (7, 1), (8, 0), (20, 0)])
-async def test_settle_keeps_the_actual_cost_charged(
-    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock, final: int, remaining: int
-) -> None:
-    limiter = flavour(make("8/minute"), make("8/hour", name="other"), clock=clock)
-    hold = await done(limiter.hold("ada", 3))
-    assert await done(hold.settle(final)) == final
-    assert [result.remaining for result in (await done(limiter.check("ada", 0))).results] == [remaining] * 2
-
-
-async def test_settle_records_units_above_the_held_cost(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour(sliding_log("5/minute"), clock=clock)
-    hold = await done(limiter.hold("ada", 2))
-    clock.advance(30)
-    await done(hold.settle(9))
-    refused = await done(limiter.hit("ada"))
-    assert refused.retry_after == 60.0, "the 7 recorded ones alone are beyond the limit"
-
-
-@pytest.mark.parametrize("first", [0, 2, 3, 5])
-async def test_only_the_first_settle_counts(flavour: Flavour, clock: FakeClock, first: int) -> None:
-    limiter = flavour("8/minute", clock=clock)
-    hold = await done(limiter.hold("ada", 3))
-    await done(hold.settle(first))
-    for again in (0, 1, 7):
-        assert await done(hold.settle(again)) == first
-    assert await done(hold.release()) == first
-    assert await left(limiter) == 8 - first
 
 
 async def test_a_refused_hold_has_nothing_to_settle(flavour: Flavour, clock: FakeClock) -> None:
@@ -129,57 +97,6 @@ async def test_hold_with_an_explicit_time_is_settled_at_that_time(
     await done(hold.settle(2))
     assert (await done(limiter.check("ada", 0, now=1000.0))).remaining == 1
     assert (await done(limiter.check("ada", 0, now=1200.0))).remaining == 5
-
-
-@every_kind
-async def test_hold_refunds_nothing_after_a_reset(
-    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
-) -> None:
-    limiter = flavour(make("5/minute"), clock=clock)
-    for before in (0, 1):
-        await done(limiter.hit("ada", before))
-        hold = await done(limiter.hold("ada", 3))
-        await done(limiter.reset("ada"))
-        await done(limiter.hit("ada", 4))
-        await done(hold.release())
-        assert await left(limiter) == 1
-        await done(limiter.reset("ada"))
-
-
-@every_kind
-async def test_expired_hold_refunds_nothing(
-    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
-) -> None:
-    limiter = flavour(make("5/minute"), clock=clock)
-    hold = await done(limiter.hold("ada", 3))
-    clock.advance(120)
-    await done(limiter.hit("ada", 4))
-    await done(hold.release())
-    assert await left(limiter) == 1
-
-
-@every_kind
-async def test_a_crashed_holder_leaves_its_units_counted_until_they_expire(
-    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
-) -> None:
-    limiter = flavour(make("5/minute"), clock=clock)
-    hold = await done(limiter.hold("ada", 5))
-    del hold
-    refused = await done(limiter.hit("ada", 5))
-    assert refused.retry_after_us is not None
-    clock.advance_us(refused.retry_after_us)
-    assert await done(limiter.hit("ada", 5))
-
-
-async def test_overlapping_holds_are_settled_separately(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour("9/minute", clock=clock)
-    first, second, third = [await done(limiter.hold("ada", 3)) for _ in range(3)]
-    await done(second.release())
-    assert await left(limiter) == 3
-    await done(first.settle(1))
-    assert await left(limiter) == 5
-    await done(third.settle(5))
-    assert await left(limiter) == 3
 
 
 async def test_hold_of_a_tier_is_settled_higher_in_its_tier(flavour: Flavour, clock: FakeClock) -> None:
@@ -261,23 +178,3 @@ async def test_repr_of_a_hold_shows_its_status(flavour: Flavour, clock: FakeCloc
 
 
 # --- Threads ---------------------------------------------------------------------------------------------------------
-
-
-def test_concurrent_releases_of_one_hold_refund_once(hasty_threads: None, clock: FakeClock) -> None:
-    """A watchdog and a worker may both try to release it."""
-    limiter = Limiter("1000000/minute", clock=clock)
-    limiter.record("ada", 1_000)
-    for _ in range(60):
-        hold = limiter.hold("ada", 5)
-        barrier = threading.Barrier(4)
-
-        def release(hold: Any = hold, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait()
-            hold.release()
-
-        threads = [threading.Thread(target=release) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert limiter.check("ada", 0).remaining == 1_000_000 - 1_000

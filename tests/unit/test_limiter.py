@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from headgate import (
     CostTooHigh,
     Limiter,
     MemoryStore,
-    Rule,
     SQLiteStore,
     StoreUnavailable,
     fixed_window,
@@ -23,7 +21,6 @@ from headgate import (
     token_bucket,
 )
 from headgate.decision import UNLIMITED
-from headgate.quota import MAX_UNITS
 from headgate.testing import FakeClock
 from tests.unit.flavours import close, done, entered
 from tests.unit.processes import forking, in_child
@@ -42,26 +39,6 @@ async def test_hit_charges_units_until_none_remain(flavour: Flavour, clock: Fake
     refused = await done(limiter.hit("ada"))
     assert (refused.allowed, refused.remaining, refused.denied_by) == (False, 0, "per-minute")
     assert (await done(limiter.hit("bob", 5))).allowed
-
-
-async def test_check_returns_the_decision_of_a_hit_and_charges_nothing(
-    flavour: Flavour, clock: FakeClock
-) -> None:
-    limiter = flavour("5/minute", clock=clock)
-    for cost in (5, 1):
-        looked = await done(limiter.check("ada", cost))
-        assert looked == await done(limiter.check("ada", cost))
-        assert looked == await done(limiter.hit("ada", cost))
-
-
-async def test_recorded_units_count_even_beyond_the_limit(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour("5/minute", clock=clock)
-    await done(limiter.record("ada"))
-    assert (await done(limiter.check("ada", 0))).remaining == 4
-    await done(limiter.record("ada", 100))
-    assert (await done(limiter.check("ada", 0))).remaining == 0
-    refused = await done(limiter.hit("ada"))
-    assert refused.retry_after == 61.0
 
 
 async def test_reset_clears_a_key_in_every_rule(flavour: Flavour, clock: FakeClock) -> None:
@@ -127,41 +104,6 @@ async def test_hold_is_released_at_the_time_of_the_limiter_clock(flavour: Flavou
     assert (await done(limiter.check("ada", 0))).remaining == 7
 
 
-@pytest.mark.parametrize(
-    "rule", [fixed_window("5/minute"), sliding_window("5/minute"), token_bucket("5/minute")], ids=str
-)
-async def test_counts_cannot_exceed_the_exact_range(flavour: Flavour, rule: Rule, clock: FakeClock) -> None:
-    limiter = flavour(rule, clock=clock)
-    parts = 12_000_000 if rule.kind == "token_bucket" else 1
-    await done(limiter.record("ada", MAX_UNITS // parts - 2))
-    with pytest.raises(CostTooHigh) as caught:
-        await done(limiter.record("ada", 3))
-    assert (caught.value.cost, caught.value.capacity) == (3, 2)
-    await done(limiter.record("ada", 2))
-    assert not await done(limiter.hit("ada"))
-
-
-@pytest.mark.parametrize("cost", [-1, 1.0, True, "1", None, MAX_UNITS + 1])
-async def test_cost_must_be_a_whole_number(flavour: Flavour, cost: Any) -> None:
-    limiter = flavour("5/minute")
-    for call in (limiter.hit, limiter.check, limiter.hold, limiter.record, limiter.wait):
-        with pytest.raises(ConfigError, match="a cost is a whole number"):
-            await done(call("ada", cost))
-
-
-async def test_a_cost_above_the_capacity_is_an_error_and_not_a_refusal(flavour: Flavour) -> None:
-    limiter = flavour("5/minute", token_bucket("9/minute", burst=3), clock=FakeClock())
-    for call in (limiter.hit, limiter.check, limiter.hold, limiter.wait):
-        with pytest.raises(CostTooHigh) as caught:
-            await done(call("ada", 4))
-        assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (
-            4,
-            3,
-            "per-minute-token-bucket",
-        )
-    assert (await done(limiter.check("ada", 3))).remaining == 0
-
-
 async def test_cost_is_checked_against_the_quota_of_the_tier(flavour: Flavour, clock: FakeClock) -> None:
     limiter = flavour(sliding_window("5/minute", tiers={"pro": "50/minute", "off": "0/minute"}), clock=clock)
     assert await done(limiter.hit("ada", 50, tier="pro"))
@@ -170,45 +112,6 @@ async def test_cost_is_checked_against_the_quota_of_the_tier(flavour: Flavour, c
             await done(limiter.hit("ada", 6, tier=tier))
     refused = await done(limiter.hit("ada", 500, tier="off"))
     assert (refused.allowed, refused.limit, refused.retry_after) == (False, 0, None)
-
-
-async def test_tiers_share_one_state(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour(sliding_window("5/minute", tiers={"pro": "8/minute"}), clock=clock)
-    assert await done(limiter.hit("ada", 5))
-    assert not await done(limiter.hit("ada"))
-    assert (await done(limiter.hit("ada", 2, tier="pro"))).remaining == 1
-    assert not await done(limiter.hit("ada", tier="unheard of"))
-
-
-async def test_zero_limit_refuses_without_a_retry_time(flavour: Flavour, clock: FakeClock) -> None:
-    for rule in (fixed_window("0/minute"), sliding_window("0/minute"), token_bucket("0/minute")):
-        limiter = flavour(rule, clock=clock)
-        refused = await done(limiter.hit("ada", 7))
-        assert (refused.allowed, refused.limit, refused.remaining, refused.retry_after) == (False, 0, 0, None)
-        assert await done(limiter.hit("ada", 0))
-        await done(limiter.record("ada", 3))
-        assert not await done(limiter.hold("ada"))
-
-
-async def test_several_rules_are_charged_together(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour("2/second; 3/minute", clock=clock)
-    assert await done(limiter.hit("ada", 2))
-    clock.advance(2)
-    refused = await done(limiter.hit("ada", 2))
-    assert (refused.allowed, refused.denied_by) == (False, "per-minute")
-    assert [r.remaining for r in refused.results] == [2, 1]
-    assert (await done(limiter.hit("ada"))).rule == "per-minute"
-
-
-async def test_scoped_rules_count_by_their_entry_of_the_key(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour(
-        sliding_window("1/minute", scope="user"), sliding_window("2/minute", scope="realm"), clock=clock
-    )
-    keys: list[Mapping[str, str]] = [{"user": u, "realm": "north"} for u in ("ada", "bob", "cyd")]
-    decisions = [await done(limiter.hit(key)) for key in keys]
-    assert [bool(decision) for decision in decisions] == [True, True, False]
-    assert decisions[2].denied_by == "per-minute-realm"
-    assert await done(limiter.hit({"user": "cyd", "realm": "south"}))
 
 
 # --- Without rules ---------------------------------------------------------------------------------------------------

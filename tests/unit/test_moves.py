@@ -40,31 +40,6 @@ def made(flavour: Flavour, store: SQLiteStore, *rules: Any, **options: Any) -> A
     return flavour(*rules, name="moves", store=store, **options)
 
 
-async def test_a_hold_is_confirmed_once(flavour: Flavour, store: SQLiteStore, clock: FakeClock) -> None:
-    limiter = made(flavour, store, sliding_log("5/minute"))
-    hold = await done(limiter.hold("a", 3))
-    clock.advance(30)
-    first = await done(hold.confirm())
-    assert (first.allowed, first.remaining, hold.final) == (True, 2, 3)
-    assert await done(hold.confirm(1)) == first
-    assert await done(hold.release()) == 3
-    clock.advance(59)
-    assert (await done(limiter.check("a", 0))).remaining == 2
-
-
-async def test_a_refused_confirmation_leaves_the_hold_open(
-    flavour: Flavour, store: SQLiteStore, clock: FakeClock
-) -> None:
-    limiter = made(flavour, store, sliding_log("5/minute"))
-    hold = await done(limiter.hold("a", 3))
-    clock.advance(60)
-    assert await done(limiter.hit("a", 4))
-    refused = await done(hold.confirm())
-    assert (refused.allowed, refused.retry_after, hold.final) == (False, 60.0, None)
-    assert (await done(hold.confirm(1))).allowed
-    assert hold.final == 1
-
-
 async def test_ended_hold_cannot_be_confirmed(flavour: Flavour, store: SQLiteStore) -> None:
     limiter = made(flavour, store, sliding_log("5/minute"))
     released, settled = await done(limiter.hold("a", 2)), await done(limiter.hold("a", 2))
@@ -116,14 +91,6 @@ def test_confirm_with_an_unknown_outcome_is_not_retried() -> None:
     hold.confirm()
     hold.release()
     assert [request.operation for request in gate.asked] == ["hold", "hold"]
-
-
-async def test_places_are_free_when_a_hold_ends(flavour: Flavour, store: SQLiteStore) -> None:
-    limiter = made(flavour, store, concurrent(2, lease="1m"), sliding_log("9/minute"))
-    hold = await done(limiter.hold("a", 2))
-    assert not await done(limiter.hold("a"))
-    await done(hold.settle(5))
-    assert [r.remaining for r in (await done(limiter.check("a", 0))).results] == [2, 4]
 
 
 async def test_a_lease_is_renewed(flavour: Flavour, store: SQLiteStore, clock: FakeClock) -> None:
@@ -215,14 +182,6 @@ def test_move_charges_expired_units_again() -> None:
     refused = log.move(later, receipt, 61, 3, 4)
     assert refused == (later, Verdict(False, 5, 1, 59, 59))
     assert refused[0] is later
-
-
-def test_refused_move_reports_the_current_state() -> None:
-    log = SlidingWindow("x", 5, 1, 60)
-    held, _ = log.decide(None, 0, 3, 1)
-    assert held is not None
-    full, _ = log.decide(held, 10, 2, 2)
-    assert log.move(full, log.receipt(None, held, 3), 20, 4, 3) == (full, Verdict(False, 5, 0, 50, 50))
 
 
 def test_units_of_another_shape_are_not_moved() -> None:

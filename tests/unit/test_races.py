@@ -6,11 +6,8 @@ The clock does not move in these tests, so nothing expires and every number is e
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,6 @@ from headgate import (
     Limiter,
     MemoryStore,
     Rule,
-    SQLiteStore,
     fixed_window,
     sliding_log,
     sliding_window,
@@ -27,14 +23,13 @@ from headgate import (
 )
 from headgate.clock import SteadyClock
 from headgate.testing import FakeClock
-from tests.unit.processes import all_succeeded, fork, forking
+from tests.unit.processes import forking
 
 pytestmark = forking
 
 LIMIT = 100
 THREADS = 8
 TASKS = 256
-PROCESSES = 4
 RULES = {
     make.__name__: make(f"{LIMIT}/hour") for make in (fixed_window, sliding_window, sliding_log, token_bucket)
 }
@@ -138,24 +133,3 @@ async def test_tasks_cancelled_during_a_hold_release_it(rule: Rule, clock: FakeC
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
-
-
-def test_only_kept_units_remain_after_processes_hold_and_release(clock: FakeClock, tmp_path: Path) -> None:
-    rule = RULES["sliding_window"]
-    with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as store:
-        inherited = Limiter(rule, name="x", store=store)
-
-        def work(number: int) -> bool:
-            dice, kept = random.Random(number), 0
-            for _ in range(40):
-                hold = inherited.hold("ada", dice.randint(1, 9))
-                if hold:
-                    kept += hold.settle(dice.choice([0, 0, 0, 1]))
-            (tmp_path / f"{number}.kept").write_text(str(kept))
-            return True
-
-        children = [fork(partial(work, number)) for number in range(PROCESSES)]
-        assert all_succeeded(*children)
-        kept = sum(int(file.read_text()) for file in tmp_path.glob("*.kept"))
-        assert 0 < kept <= LIMIT
-        assert inherited.check("ada", 0).remaining == LIMIT - kept

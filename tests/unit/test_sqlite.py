@@ -44,14 +44,10 @@ from headgate.stores.kv import SQLiteKV, open_kv
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.processes import (
-    SECONDS_TO_LIVE,
     all_succeeded,
     fork,
     forking,
     in_child,
-    interrupt_until,
-    run_and_exit,
-    untraced,
 )
 
 pytestmark = forking
@@ -174,15 +170,6 @@ def test_stores_on_the_same_file_share_counts(path: Path, clock: FakeClock) -> N
         assert [bool(limiters[turn % 2].hit("ada")) for turn in range(5)] == [True] * 3 + [False] * 2
 
 
-def test_a_hold_taken_through_one_store_is_released_for_the_other(path: Path, clock: FakeClock) -> None:
-    with SQLiteStore(path, clock=clock) as one, SQLiteStore(path, clock=clock) as other:
-        hold = Limiter("1/minute", name="x", store=one).hold("ada")
-        limiter = Limiter("1/minute", name="x", store=other)
-        assert not limiter.hit("ada")
-        hold.release()
-        assert limiter.hit("ada")
-
-
 def test_namespaces_and_limiter_names_separate_counts(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store, SQLiteStore(path, clock=clock, namespace="b") as other:
         limiters = [
@@ -190,13 +177,6 @@ def test_namespaces_and_limiter_names_separate_counts(path: Path, clock: FakeClo
         ]
         assert all(limiter.hit("ada") for limiter in limiters)
         assert not any(limiter.hit("ada") for limiter in limiters)
-
-
-def test_changed_limit_keeps_the_counts(path: Path, clock: FakeClock) -> None:
-    for limit, remaining in ((3, 2), (5, 3), (2, None)):
-        with SQLiteStore(path, clock=clock) as store:
-            decision = Limiter(token_bucket(f"{limit}/minute"), name="x", store=store).hit("ada")
-            assert decision.remaining == (remaining if remaining is not None else 0)
 
 
 def test_processes_can_open_a_new_file_at_the_same_time(path: Path) -> None:
@@ -408,19 +388,6 @@ def test_row_with_an_invalid_state_is_a_conflict(path: Path, garbage: object) ->
         assert limiter.hit("ada")
 
 
-def test_error_within_a_call_rolls_back_the_transaction(path: Path, clock: FakeClock) -> None:
-    with SQLiteStore(path, clock=clock) as store:
-
-        def fail(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT INTO headgate_states VALUES (x'00', x'00', 0)")
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            store.transact(fail, write=True)
-        assert counted(path) == {}
-        assert Limiter("5/minute", name="x", store=store).hit("ada")
-
-
 def test_killed_process_leaves_only_complete_calls(path: Path) -> None:
     """Two rules are charged together; whenever the process dies, their counts agree."""
     script = (
@@ -616,19 +583,6 @@ async def test_async_calls_run_in_one_thread_of_the_store(path: Path, clock: Fak
         assert len(names) == 1
 
 
-async def test_every_operation_can_be_awaited(path: Path, clock: FakeClock) -> None:
-    async with SQLiteStore(path, clock=clock) as store:
-        limiter = AsyncLimiter("5/minute", name="x", store=store)
-        assert (await limiter.check("ada")).remaining == 4
-        await limiter.record("ada", 2)
-        hold = await limiter.hold("ada", 3)
-        assert not await limiter.hit("ada")
-        assert await hold.settle(1) == 1
-        assert (await limiter.hit("ada")).remaining == 1
-        await limiter.reset("ada")
-        assert (await limiter.hit("ada")).remaining == 4
-
-
 def test_child_process_continues_counting_in_the_file_of_its_parent(path: Path) -> None:
     with SQLiteStore(path) as store:
         limiter = Limiter("4/hour", name="x", store=store)
@@ -678,41 +632,6 @@ def test_fork_while_other_threads_write_leaves_no_lock_held(path: Path, hasty_th
             stop.set()
             for thread in threads:
                 thread.join()
-
-
-def test_both_processes_work_after_a_fork_in_a_signal_handler(path: Path) -> None:
-    inside, may_go_on = threading.Event(), threading.Event()
-    calling, children = list[int](), list[int]()
-
-    def block(connection: sqlite3.Connection) -> None:
-        inside.set()
-        while not calling:  # after the loop the main thread waits, otherwise this thread would not run
-            pass
-        interrupt_until(may_go_on, calling[0])
-
-    def fork_now(*_: object) -> None:
-        if may_go_on.is_set():
-            return
-        may_go_on.set()
-        children.append(os.fork())
-        if not children[0]:
-            signal.alarm(SECONDS_TO_LIVE)
-
-    usual = signal.signal(signal.SIGUSR1, fork_now)
-    try:
-        with SQLiteStore(path) as store, untraced():
-            limiter = Limiter("5/hour", name="x", store=store)
-            threading.Thread(target=store.transact, args=(block,), kwargs={"write": False}).start()
-            inside.wait(60)
-            calling.append(threading.get_ident())
-            admitted = limiter.hit("ada").allowed
-            if not children[0]:
-                run_and_exit(lambda: admitted and limiter.hit("ada").allowed)
-            assert all_succeeded(children[0])
-            assert admitted
-            assert limiter.check("ada", 0).remaining == 2
-    finally:
-        signal.signal(signal.SIGUSR1, usual)
 
 
 def test_close_in_the_child_process_does_not_affect_the_parent(path: Path) -> None:

@@ -251,16 +251,6 @@ def test_stopped_breaker_requests_no_probes(breaker: Breaker) -> None:
     assert not breaker.is_closed
 
 
-def test_fork_releases_locks_held_by_the_parent() -> None:
-    store = Store()
-    breaker = breaker_of(store)
-    with breaker._lock:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if breaker._lock.acquire(timeout=10) and breaker_of(store) is breaker else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def test_child_process_admits_one_call_because_the_prober_stays_in_the_parent(breaker: Breaker) -> None:
     fail(breaker)
     pid = os.fork()

@@ -203,11 +203,6 @@ def test_deadline_is_passed_only_to_stores_that_support_it(store: Flaky) -> None
         Limiter("8/minute", name="x", store=sqlite, deadline=0.5)
 
 
-def test_unknown_policy_is_refused(store: Flaky) -> None:
-    with pytest.raises(ConfigError, match="on_store_error"):
-        limiter_on(store, on_store_error="sometimes")
-
-
 def test_policy_answers_every_operation_in_an_outage_except_reset(store: Flaky) -> None:
     limiter = limiter_on(store)
     on_store = limiter.hold("alice", 2)
@@ -350,21 +345,6 @@ def test_probe_repeats_the_failed_request(store: Flaky, later: Later) -> None:
     del store.asked[:]
     later.probe()
     assert store.asked == ["peek", "record"]
-
-
-@pytest.mark.parametrize("operation", ["release", "reset"])
-def test_failed_release_or_reset_starts_probes(store: Flaky, later: Later, operation: str) -> None:
-    limiter = limiter_on(store)
-    hold = limiter.hold("alice")
-    store.fail()
-    if operation == "release":
-        hold.release()
-    else:
-        with pytest.raises(StoreUnavailable):
-            limiter.reset("alice")
-    store.mend()
-    later.probe()
-    assert limiter.health.available
 
 
 def test_request_with_an_invalid_key_is_not_used_as_a_probe(store: Flaky, later: Later) -> None:
@@ -692,17 +672,6 @@ def test_recreated_limiter_keeps_its_local_counts_in_an_outage(store: Flaky) -> 
     assert other.hit("alice"), "which counts for itself"
 
 
-def test_local_holds_are_released_locally(store: Flaky) -> None:
-    limiter = limiter_on(store, on_store_error=local(0.5))
-    store.fail()
-    limiter.hit("alice")
-    hold = limiter.hold("alice", 3)
-    assert not limiter.hit("alice")
-    hold.release()
-    assert limiter.check("alice").remaining == 2
-    assert "refund" not in store.asked
-
-
 # --- Async limiters --------------------------------------------------------------------------------------------------
 
 
@@ -725,21 +694,6 @@ async def test_policy_answers_async_calls_in_an_outage(store: Flaky) -> None:
     assert limiter.health.outages == 1
 
 
-async def test_idle_async_limiter_recovers_by_probes(store: Flaky, later: Later) -> None:
-    limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
-    store.fail()
-    await limiter.hit("alice")
-    await later.aprobe()
-    assert not limiter.health.available
-    store.error = StoreOverloaded("too many calls")
-    await later.aprobe()
-    store.mend()
-    await later.aprobe()
-    assert limiter.health.available
-    assert later.is_idle
-    assert not (await limiter.hit("alice")).degraded
-
-
 async def test_cancelled_task_does_not_change_health(store: Flaky) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store)
     call = asyncio.ensure_future(limiter.hit("alice"))
@@ -748,23 +702,6 @@ async def test_cancelled_task_does_not_change_health(store: Flaky) -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     assert limiter.health.available
-
-
-async def test_async_limiter_handles_overload_and_misconfiguration(store: Flaky) -> None:
-    limiter = AsyncLimiter("8/minute", name="x", store=store)
-    store.error = StoreMisconfigured("wrong password")
-    with pytest.raises(ConfigError):
-        await limiter.hit("alice")
-    with pytest.raises(ConfigError):
-        await limiter.ping()
-    store.mend()
-    await limiter.ping()
-    store.error = StoreOverloaded("too many calls")
-    assert not await limiter.hit("alice")
-    store.error = StoreMisconfigured("wrong password")
-    assert await limiter.hit("alice")
-    assert limiter.health.state == "misconfigured"
-    await AsyncLimiter("5/minute").ping()
 
 
 async def test_probe_in_a_task_ends_the_outage(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:

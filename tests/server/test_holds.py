@@ -38,8 +38,7 @@ from headgate_server.holds import (
 from headgate_server.holds import (
     book as book_module,
 )
-from headgate_server.holds.record import HoldRecord, SettleClaim, new_id
-from headgate_server.holds.stored import MARGIN, StoredHold
+from headgate_server.holds.record import MARGIN, HoldRecord, SettleClaim, StoredHold, new_id
 from tests.integration.redis.cluster import running_cluster
 from tests.server.hold_places import PATIENT, NotingStore, OpenStore, Place, take
 
@@ -355,13 +354,20 @@ async def test_a_changed_limit_keeps_its_counts_and_gets_units_back(open_store: 
     assert await left_on(store, "alice", "5000/hour") == [4700]
 
 
-async def test_excess_that_new_rules_cannot_record_is_logged(
+async def test_excess_counts_only_in_the_rules_of_the_hold(open_store: OpenStore) -> None:
+    store = open_store()
+    hold_id = await take(book_on(store), "alice", 800)
+    assert (await book_on(store, *OTHER_RULES).finish(hold_id, 900)).first
+    assert await left_on(store, "alice", *OTHER_RULES) == [1000, 100, 100]
+
+
+async def test_excess_that_cannot_be_recorded_is_logged(
     open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
-    hold_id = await take(book_on(store), "alice", 800)
-    scoped = sliding_window("1000/hour", scope="user")
-    assert await book_on(store, scoped).finish(hold_id, 900) == SettleResult("llm", 800, 900, first=True)
+    user, realm = sliding_window("1000/hour", scope="user"), sliding_window("1000/hour", scope="realm")
+    hold_id = await take(book_on(store, user, realm), {"user": "ann", "realm": "north"}, 800)
+    assert await book_on(store, user).finish(hold_id, 900) == SettleResult("llm", 800, 900, first=True)
     assert "units above a hold of 800 could not be recorded" in caplog.text
 
 

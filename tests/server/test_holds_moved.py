@@ -16,10 +16,9 @@ from headgate import AsyncHold, AsyncLimiter, Decision, MemoryStore, concurrent,
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
 from headgate_server.holds import HoldBook, HoldBusy, UnknownHold
-from headgate_server.holds import stored as stored_module
-from headgate_server.holds.record import SettleClaim
+from headgate_server.holds import record as record_module
+from headgate_server.holds.record import CONFIRMING_US, MARGIN, SettleClaim, StoredHold
 from headgate_server.holds.restore import RestoredHold
-from headgate_server.holds.stored import CONFIRMING_US, MARGIN, StoredHold
 from tests.server.hold_places import NotingStore, OpenStore, Place
 
 RULES = (
@@ -169,7 +168,7 @@ async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
 ) -> None:
     if not place.is_shared:
         pytest.skip("memory is gone with its process")
-    monkeypatch.setattr(stored_module, "PAUSES", ())
+    monkeypatch.setattr(record_module, "PAUSES", ())
     store, clock = open_store(), FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)

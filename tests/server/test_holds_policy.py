@@ -102,7 +102,7 @@ def swap_everything(site: Site) -> None:
     ("change", "used"),
     [
         (drop_shadows, [300, 800, 800]),
-        (drop_live_rule, [800, 300, 300]),
+        (drop_live_rule, [800, 800, 800]),  # with other live rules, shadow rules get nothing back
         # As live rules they would have to be given back by a receipt that speaks of shadow rules.
         (promote, [300, 800, 800]),
         (swap_everything, [800, 800, 800]),

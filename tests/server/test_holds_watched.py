@@ -9,7 +9,7 @@ from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
 from headgate.testing import FakeClock
 from headgate_server.holds import HoldBook, book, open_holds
-from headgate_server.holds.stored import MARGIN
+from headgate_server.holds.record import MARGIN
 
 
 class HeldUnits(Hook):

@@ -25,8 +25,7 @@ from headgate_server.holds.book import (
     UnknownHold,
     UnknownLimiter,
 )
-from headgate_server.holds.record import HoldsUnsupported
-from headgate_server.holds.stored import HoldBusy
+from headgate_server.holds.record import HoldBusy, HoldsUnsupported
 
 __all__ = [
     "HoldBook",

@@ -27,12 +27,13 @@ from headgate_server.holds.record import (
     HoldRecord,
     HoldsUnsupported,
     SettleClaim,
+    StoredHold,
     is_id,
+    kept_for,
     limiter_hint,
     new_id,
 )
 from headgate_server.holds.restore import RestoredHold
-from headgate_server.holds.stored import StoredHold, kept_for
 
 T = TypeVar("T")
 
@@ -188,9 +189,8 @@ class HoldBook:
 
     async def _finish(self, stored: StoredHold, cost: Cost) -> SettleResult:
         limiter = self._live.get(stored.record.limiter)
-        if limiter is not None:
-            restored = RestoredHold(limiter.current, stored)
-            restored.check_excess(cost)
+        restored = None if limiter is None else RestoredHold(limiter.current, stored)
+        if restored is not None:
             cost = restored.final_cost(cost)
         claim = SettleClaim.new(cost)
         final = await stored.claim(claim, self._clock.now_us())
@@ -198,10 +198,9 @@ class HoldBook:
         record = stored.record
         if final != claim:
             return SettleResult(record.limiter, record.cost, final.cost, first=False)
-        degraded = False
-        if limiter is not None:
-            restored = RestoredHold(limiter.current, stored)
-            degraded = await restored.settle(cost, calls_hooks=record.watched_in == self._run)
+        degraded = restored is not None and await restored.settle(
+            cost, calls_hooks=record.watched_in == self._run
+        )
         return SettleResult(record.limiter, record.cost, cost, first=True, degraded=degraded)
 
     async def confirm(self, hold_id: str, cost: Cost | None = None) -> Decision:
@@ -221,15 +220,15 @@ class HoldBook:
         return await self._run_to_end(self._confirm(await self._find(hold_id), cost))
 
     async def _confirm(self, stored: StoredHold, cost: Cost | None) -> Decision:
-        limiter, record = self._unchanged(stored.record), stored.record
-        final = record.cost if cost is None else RestoredHold(limiter, stored).final_cost(cost)
+        restored, record = self._unchanged(stored), stored.record
+        final = record.cost if cost is None else restored.final_cost(cost)
         now = self._clock.now_us()
         claim = SettleClaim.new(final, now)
         outcome = await stored.claim(claim, now)
         if outcome != claim:
-            decision = await limiter.check(record.key, 0, tier=record.tier)
+            decision = await self._limiter(record.limiter).check(record.key, 0, tier=record.tier)
             return decision if total(outcome.cost) else decision.as_refused()
-        hold = RestoredHold(limiter, stored).hold(calls_hooks=record.watched_in == self._run)
+        hold = restored.hold(calls_hooks=record.watched_in == self._run)
         try:
             decision = await hold.confirm(cost)
         except (ConfigError, CostTooHigh):
@@ -263,7 +262,7 @@ class HoldBook:
         return HoldResult(decision, hold_id, expires_after)
 
     async def _renew(self, stored: StoredHold) -> HoldResult:
-        hold = RestoredHold(self._unchanged(stored.record), stored, to_renew=True).hold(calls_hooks=False)
+        hold = self._unchanged(stored).hold(to_renew=True)
         decision = await hold.renew()
         if not decision:
             return HoldResult(decision)
@@ -336,13 +335,14 @@ class HoldBook:
         except KeyError:
             raise UnknownLimiter(f"there is no limiter called {name!r}") from None
 
-    def _unchanged(self, record: HoldRecord) -> AsyncLimiter:
-        """Return the limiter of a hold, if it still has the rules of the hold."""
-        limiter = self._limiter(record.limiter).current
-        if tuple(rule.identity for rule in limiter.rules) == record.rules:
-            return limiter
+    def _unchanged(self, stored: StoredHold) -> RestoredHold:
+        """Return a hold whose limiter still has its rules."""
+        name = stored.record.limiter
+        restored = RestoredHold(self._limiter(name).current, stored)
+        if restored.has_same_rules:
+            return restored
         raise ConfigError(
-            f"limiter {record.limiter!r} has other rules now than when the hold was taken; it can be settled or released"
+            f"limiter {name!r} has other rules now than when the hold was taken; it can be settled or released"
         )
 
     def _due(self, seconds: float) -> int:

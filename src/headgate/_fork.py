@@ -7,8 +7,8 @@ of its constructor, and has any of these methods:
 `before_fork()`
     Called in the forking thread before the fork. Acquire the locks here that guard data that changes in several steps.
 `after_fork_in_parent()`
-    Called in that thread after the fork, for every object that was watched before. Release the locks of `before_fork`; it
-    may not have acquired them if a signal handler raised.
+    Called in that thread after the fork, for every object whose `before_fork` was called. Release the locks of
+    `before_fork`; it may not have acquired them if a signal handler raised.
 `after_fork_in_child()`
     Called in the only thread of the child, for every object, even if `before_fork` was not called: another thread may have
     created the object just before the fork. Replace locks and drop resources of the parent.
@@ -20,8 +20,8 @@ Guarantees:
 - Objects are referenced weakly.
 - `before_fork` is called in the order in which objects were watched, the other two in the reverse order. So two threads that
   fork at once take the locks in the same order.
-- An exception in one method does not prevent the other calls. The interpreter reports it (`sys.unraisablehook`) and
-  continues the fork.
+- An exception in one method does not prevent the other calls. The interpreter reports the first one
+  (`sys.unraisablehook`) and continues the fork.
 - A method that raises is called a second time, because a signal handler may have raised before its first line. So all
   three methods must be idempotent.
 - `watch` takes no lock. Any thread may call it, also in a signal handler or a `__del__`, and a fork may interrupt it.
@@ -48,12 +48,12 @@ class _Fork(threading.local):
     """The fork in progress in this thread.
 
     Attributes:
-        prepared: The objects whose `before_fork` was called, by their ids.
+        prepared: The objects whose `before_fork` was called.
         is_open: Whether the hooks after the fork are still to be called.
     """
 
     def __init__(self) -> None:
-        self.prepared: dict[int, object] = {}
+        self.prepared: list[object] = []
         self.is_open = False
 
 
@@ -72,18 +72,11 @@ def _alive() -> list[object]:
 
 
 def _before() -> None:
-    prepared, errors = _fork.prepared, list[BaseException]()
-    while True:  # other threads may add objects while a hook waits for its lock
-        try:
-            missing = [item for item in _alive() if id(item) not in prepared]
-            for item in missing:
-                prepared[id(item)] = item
-                _call_safely(item, "before_fork", errors)
-            if not missing:
-                break
-        except BaseException as error:  # noqa: BLE001  # a signal handler raised between two hooks
-            errors.append(error)
+    errors = list[BaseException]()
     _fork.is_open = True
+    for item in _alive():
+        _fork.prepared.append(item)
+        _call_safely(item, "before_fork", errors)
     _report(errors)
 
 
@@ -94,9 +87,8 @@ def _before() -> None:
 def _after_in_parent() -> None:
     prepared, errors = _fork.prepared, list[BaseException]()
     while prepared:
-        item = prepared[next(reversed(prepared))]
-        _call_safely(item, "after_fork_in_parent", errors)
-        prepared.pop(id(item), None)
+        _call_safely(prepared[-1], "after_fork_in_parent", errors)
+        prepared.pop()
     _report(errors)
 
 
@@ -113,30 +105,23 @@ def _after_in_child() -> None:
     _report(errors)
 
 
-def _call(item: object, name: str, errors: list[BaseException]) -> bool:
-    """Call a method if the object has it. Return whether it raised, and collect the exception."""
-    try:
-        hook = getattr(item, name, None)
-        if hook is not None:
-            hook()
-    except BaseException as error:  # noqa: BLE001  # the other objects must still be called
-        errors.append(error)
-        return True
-    return False
-
-
 def _call_safely(item: object, name: str, errors: list[BaseException]) -> None:
-    """Like `_call`, but repeat the call once if it raises."""
-    if _call(item, name, errors):
-        _call(item, name, [])
+    """Call a method if the object has it; if it raises, collect the exception and call it once more."""
+    for _ in range(2):
+        try:
+            hook = getattr(item, name, None)
+            if hook is not None:
+                hook()
+        except BaseException as error:  # noqa: BLE001  # the other objects must still be called
+            errors.append(error)
+        else:
+            return
 
 
 def _report(errors: list[BaseException]) -> None:
-    """Raise the collected exceptions; the interpreter reports them and continues."""
-    if len(errors) == 1:
-        raise errors[0]
+    """Raise the first exception; the interpreter reports it and continues."""
     if errors:
-        raise BaseExceptionGroup("several hooks around a fork failed", errors)
+        raise errors[0]
 
 
 if hasattr(os, "register_at_fork"):

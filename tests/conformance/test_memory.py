@@ -81,22 +81,6 @@ def test_a_full_store_keeps_live_keys_and_new_keys_share_one(rule: Rule, clock: 
 
 
 @each_rule
-def test_new_keys_stop_sharing_once_nothing_is_counted_there(rule: Rule, clock: FakeClock) -> None:
-    store = MemoryStore(max_keys=1, clock=clock)
-    limiter = Limiter(rule, name="full", store=store)
-    limiter.hit("old", 3)
-    shared = limiter.hit("new", 1)
-    assert store.overflowed == 1
-    assert shared.reset_after_us is not None
-    clock.advance_us(shared.reset_after_us - 1)
-    assert limiter.check("new", 0).remaining == 2
-    clock.advance(180)  # now also the old key is fresh
-    assert limiter.hit("new", 1).remaining == 2
-    assert limiter.hit("newer", 2).remaining == 1
-    assert limiter.check("new", 0).remaining == 2
-
-
-@each_rule
 def test_a_hold_under_the_shared_key_is_released_there(rule: Rule, clock: FakeClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(rule, name="full", store=store)

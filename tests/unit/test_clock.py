@@ -107,14 +107,6 @@ async def test_fake_clock_moves_only_when_advanced(clock: FakeClock) -> None:
     assert clock.now_us() == 5_000_000
 
 
-def test_a_store_reads_the_clock_it_was_given(clock: FakeClock) -> None:
-    limiter = Limiter("1/minute", name="x", store=MemoryStore(clock=clock))
-    assert limiter.hit("ada")
-    assert not limiter.hit("ada")
-    clock.advance(61)
-    assert limiter.hit("ada")
-
-
 MADE_WITH_A_CLOCK: dict[str, Callable[..., Any]] = {
     "a limiter": partial(Limiter, "5/minute"),
     "a limiter without rules": Limiter,

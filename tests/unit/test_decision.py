@@ -186,13 +186,3 @@ def test_decision_can_be_copied_and_pickled(decision: Decision) -> None:
         assert hash(other) == hash(decision)
         assert other.results == decision.results
         assert str(other) == str(decision)
-
-
-def test_fast_path_and_general_path_return_equal_decisions(clock: FakeClock) -> None:
-    """The fast path of the memory store builds the tuple itself."""
-    quick, general = Limiter("2/minute", clock=clock), Limiter("2/minute", clock=clock)
-    for _ in range(3):
-        one, other = quick.hit("ada"), general.hit("ada", now=clock.now)
-        assert one == other
-        assert one.results == other.results
-        assert repr(one) == repr(other)

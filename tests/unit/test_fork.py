@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,6 @@ def test_hooks_are_called_in_order_before_and_in_reverse_after_a_fork() -> None:
     assert in_child(lambda: calls == ["before a", "before b", "before c", "child c", "child b", "child a"])
     assert calls == ["before a", "before b", "before c", "parent c", "parent b", "parent a"]
     assert len(objects) == 3
-
-
-def test_hooks_are_called_once_per_fork() -> None:
-    calls: list[str] = []
-    watched = Watched("a", calls)
-    for _ in range(3):
-        assert in_child(lambda: calls[-2:] == ["before a", "child a"])
-    assert calls == ["before a", "parent a"] * 3
-    assert watched.calls is calls
 
 
 def test_a_child_can_fork_as_well() -> None:
@@ -171,23 +162,6 @@ def test_error_in_one_hook_does_not_skip_other_hooks(hook: str, ignored: list[Ba
     assert calls == named("before", "abc") + named("parent", "cba")
     expected = [] if hook == "after_fork_in_child" else [hook]
     assert [str(error) for error in ignored] == expected
-
-
-def test_several_errors_are_reported_together(ignored: list[BaseException]) -> None:
-    class Failing:
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        def before_fork(self) -> None:
-            raise self.error
-
-    errors = [ValueError("one"), KeyboardInterrupt()]
-    objects = [watch(Failing(error)) for error in errors]
-    assert in_child(lambda: True)
-    (group,) = ignored
-    assert isinstance(group, BaseExceptionGroup)
-    assert list(group.exceptions) == errors
-    assert len(objects) == 2
 
 
 @pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent"])
@@ -286,80 +260,6 @@ def test_signal_handler_that_raises_at_any_time_skips_no_hook(
 
 
 # --- Forks during other calls ----------------------------------------------------------------------------------------
-
-
-def test_fork_during_a_registration_calls_all_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal handler or a `__del__` method may fork at this point."""
-    calls: list[str] = []
-    first = Watched("first", calls)
-    results: list[bool] = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(1_000_000, 1_000_010):
-            results.append(in_child(lambda: calls[-1] == "child first"))
-            yield number
-
-    monkeypatch.setattr(_fork, "_numbers", numbers())
-    second = Watched("second", calls)
-    assert results == [True]
-    calls.clear()
-    assert in_child(lambda: calls == ["before first", "before second", "child second", "child first"])
-    assert (first.name, second.name) == ("first", "second")
-
-
-def as_parent(*_: object) -> None:
-    """Call the hooks like the interpreter does for a fork, in the parent."""
-    _fork._before()
-    _fork._after_in_parent()
-    _fork._after_in_parent()
-
-
-def as_child(*_: object) -> None:
-    """Call the hooks like the interpreter does for a fork, in the child."""
-    _fork._before()
-    _fork._after_in_child()
-    _fork._after_in_child()
-
-
-@pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent", "after_fork_in_child"])
-@pytest.mark.parametrize("inner", [as_parent, as_child])
-@pytest.mark.parametrize("outer", [as_parent, as_child])
-def test_signal_handler_that_forks_while_hooks_run_does_not_deadlock(
-    outer: Callable[[], None], inner: Callable[[], None], hook: str
-) -> None:
-    objects = [Guarded() for _ in range(3)]
-    interrupted = getattr(objects[1], hook)
-
-    def interrupt() -> None:
-        interrupted()
-        setattr(objects[1], hook, interrupted)
-        inner()
-
-    setattr(objects[1], hook, interrupt)
-    outer()
-    setattr(objects[1], hook, interrupted)
-    assert not any(guarded.lock.locked() for guarded in objects)
-    calls: list[str] = []
-    watched = Watched("later", calls)
-    as_parent()
-    assert calls == ["before later", "parent later"], "forks after that are as before"
-    assert watched.calls is calls
-
-
-def test_an_object_added_while_a_hook_waits_is_prepared_as_well() -> None:
-    calls: list[str] = []
-
-    class Slow(Watched):
-        added: Watched | None = None
-
-        def before_fork(self) -> None:
-            super().before_fork()
-            self.added = self.added or Watched("added", calls)
-
-    slow = Slow("slow", calls)
-    assert in_child(lambda: calls == ["before slow", "before added", "child added", "child slow"])
-    assert calls == ["before slow", "before added", "parent added", "parent slow"]
-    assert slow.added is not None
 
 
 def test_an_object_added_after_the_locks_were_taken_is_renewed_in_the_child_only() -> None:

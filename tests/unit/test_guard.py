@@ -71,20 +71,6 @@ def test_key_cost_and_tier_may_be_functions_of_the_arguments(clock: FakeClock) -
     assert limiter.check("bob", 0).remaining == 2
 
 
-async def test_key_cost_and_tier_of_a_coroutine_may_be_functions_too(clock: FakeClock) -> None:
-    limiter = AsyncLimiter(sliding_window("5/minute", scope="user", tiers={"pro": "50/minute"}), clock=clock)
-
-    @limiter.guard(
-        key=lambda user, size: {"user": user}, cost=lambda user, size: size, tier=lambda user, size: "pro"
-    )
-    async def upload(user: str, size: int) -> int:
-        return size
-
-    assert await upload("ada", 50) == 50
-    with pytest.raises(RateLimited):
-        await upload("ada", 1)
-
-
 def test_refused_call_costs_nothing_and_function_error_propagates(clock: FakeClock) -> None:
     limiter = Limiter("2/minute", clock=clock)
 

@@ -11,7 +11,7 @@ as if the refunded units had never been charged.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -40,7 +40,6 @@ class Event(NamedTuple):
 
 
 Script = Sequence[Event]
-Refund = Callable[[TokenBucket, State | None, Receipt, int, int], State | None]
 
 
 @dataclass
@@ -51,7 +50,6 @@ class World:
     """
 
     bucket: TokenBucket
-    refund: Refund = TokenBucket.refund
     state: State | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +60,7 @@ class World:
         now = event.at * self.bucket.tick
         if event.kind == "settle":
             receipt, held = self.receipts.pop(event.name)
-            self.state = self.refund(self.bucket, self.state, receipt, held - event.units, now)
+            self.state = self.bucket.refund(self.state, receipt, held - event.units, now)
         elif event.units:
             before = self.state
             self.state = self.bucket.record(before, now, event.units, next(self.births))
@@ -82,10 +80,8 @@ class World:
         return max(0, level - n * max(0, at - time))
 
 
-def played(
-    bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund, start: State | None = None
-) -> World:
-    world = World(bucket, refund, start)
+def played(bucket: TokenBucket, script: Script, start: State | None = None) -> World:
+    world = World(bucket, start)
     for event in script:
         world.play(event)
     return world
@@ -102,16 +98,14 @@ def without(script: Script, settlement: Event) -> Script:
     ]
 
 
-def check_each_release(
-    bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund, start: State | None = None
-) -> None:
+def check_each_release(bucket: TokenBucket, script: Script, start: State | None = None) -> None:
     """Check promise 6 for every hold of a script whose time does not go back, at the time of its settlement and later."""
     for number, settlement in enumerate(script):
         if settlement.kind != "settle":
             continue
         past = script[:number]
         scripts = without(past, settlement), [*past, settlement], past
-        never, released, whole = (played(bucket, script, refund, start) for script in scripts)
+        never, released, whole = (played(bucket, script, start) for script in scripts)
         for wait in (0, 1, 4, 20):
             levels = [world.level(settlement.at + wait) for world in (never, released, whole)]
             assert levels == sorted(levels), (bucket, script, settlement, levels)
@@ -127,9 +121,9 @@ def counted_charges(script: Script) -> Script:
     return [event._replace(kind="charge", units=stays.get(event.name, event.units)) for event in charges]
 
 
-def check_counted_charges(bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund) -> None:
+def check_counted_charges(bucket: TokenBucket, script: Script) -> None:
     """Check that the bucket contains all units that still count when the clock has caught up."""
-    world, counting = World(bucket, refund), World(bucket)
+    world, counting = World(bucket), World(bucket)
     latest = START
     for event, counted in zip_events(script, counted_charges(script)):
         latest = max(latest, event.at)
@@ -255,32 +249,6 @@ def test_nested_releases_restore_the_previous_states() -> None:
             assert world.state == (before if bucket.fresh_at(before) > at else None)
             if world.state is None:
                 break
-
-
-def old_refund(
-    bucket: TokenBucket, state: State | None, receipt: Receipt, cost: int, now: int
-) -> State | None:
-    """Refund with the old formula: it subtracts all later refunds of other holds from this hold."""
-    birth, level_before, at, refunded_before, _, *shape, held = receipt
-    if state is None or state[0] != birth or list(state[4:]) != shape:
-        return state
-    _, level, time, refunded, n, d, burst = state
-    now = max(now, time)
-    level = max(0, level - n * (now - time))
-    gone = max(0, n * (now - at) + (refunded - refunded_before) - (level_before + (held - cost) * d))
-    back = min(level, max(0, cost * d - gone))
-    return None if level == back else (birth, level - back, now, refunded + back, n, d, burst)
-
-
-def test_overlapping_holds_refund_more_than_the_old_formula() -> None:
-    """The old formula kept promise 6 as well, but held back units that were free; see decision 9."""
-    sooner = later = 0
-    for script in two_holds((0, 1, 4)):
-        now, old = (played(SHAPES[0], script, refund) for refund in (TokenBucket.refund, old_refund))
-        check_each_release(SHAPES[0], script, old_refund)
-        sooner += now.level(script[-1].at) < old.level(script[-1].at)
-        later += now.level(script[-1].at) > old.level(script[-1].at)
-    assert (sooner > 200, later) == (True, 0)
 
 
 # --- Promise 8: time going backwards grants nothing -------------------------------------------------------------------

@@ -158,18 +158,6 @@ def test_guarantees_of_the_store(path: Path) -> None:
 # --- Shared use ------------------------------------------------------------------------------------------------------
 
 
-def test_counts_survive_a_restart(path: Path, clock: FakeClock) -> None:
-    for remaining in (1, 0):
-        with SQLiteStore(path, clock=clock) as store:
-            assert Limiter("2/minute", name="x", store=store).hit("ada").remaining == remaining
-
-
-def test_stores_on_the_same_file_share_counts(path: Path, clock: FakeClock) -> None:
-    with SQLiteStore(path, clock=clock) as one, SQLiteStore(path, clock=clock) as other:
-        limiters = [Limiter("3/minute", name="x", store=store) for store in (one, other)]
-        assert [bool(limiters[turn % 2].hit("ada")) for turn in range(5)] == [True] * 3 + [False] * 2
-
-
 def test_namespaces_and_limiter_names_separate_counts(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store, SQLiteStore(path, clock=clock, namespace="b") as other:
         limiters = [
@@ -567,12 +555,6 @@ async def test_closed_store_raises_store_unavailable_in_coroutines(path: Path) -
     await unused.aclose()
     with pytest.raises(StoreUnavailable, match="the store was closed"):
         await AsyncLimiter("5/minute", name="x", store=unused).hit("ada")
-
-
-def test_store_works_in_successive_event_loops(path: Path, clock: FakeClock) -> None:
-    with SQLiteStore(path, clock=clock) as store:
-        limiter = AsyncLimiter("2/minute", name="x", store=store)
-        assert [bool(asyncio.run(limiter.hit("ada"))) for _ in range(3)] == [True, True, False]
 
 
 async def test_async_calls_run_in_one_thread_of_the_store(path: Path, clock: FakeClock) -> None:

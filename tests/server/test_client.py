@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from headgate import (
     AsyncLimiter,
-    ConfigError,
-    CostTooHigh,
     Limiter,
     StoreUnavailable,
     fixed_window,
@@ -28,7 +24,6 @@ from headgate.client import ServerStore
 from headgate.decision import UNLIMITED
 from headgate.outage import local
 from headgate.policy import AsyncLivePolicy
-from headgate.policy.model import TokenPolicy
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_threads
 from headgate_server import make_app
@@ -92,46 +87,7 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return kind
 
 
-@pytest.fixture
-def limiter_of(flavour: Flavour, store: ServerStore) -> Callable[..., Any]:
-    """Returns a limiter of the server by its name, waiting for it if it must be."""
-
-    async def limiter_of(name: str, **options: Any) -> AnyLimiter:
-        if flavour is AsyncLimiter:
-            return await store.async_limiter(name, **options)
-        return store.limiter(name, **options)
-
-    return limiter_of
-
-
 # --- The same answers ---------------------------------------------------------------------------------------------------
-
-
-async def test_a_limiter_behaves_like_one_of_its_own(
-    limiter_of: Callable[..., Any], clock: FakeClock
-) -> None:
-    """Make every call on both; the results must equal those of a memory store in this process."""
-    remote = await limiter_of("api")
-    twin = AsyncLimiter(*remote.rules, clock=clock)
-    keys = [{"user": user, "realm": realm} for user in ("ann", b"bob") for realm in ("north", "süd")]
-    for number in range(120):
-        key, cost = keys[number % 4], number % 7
-        for name in ("hit", "check"):
-            answer = await done(getattr(remote, name)(key, cost))
-            assert answer == await getattr(twin, name)(key, cost)
-        if number % 5 == 0:
-            holds = await done(remote.hold(key, 3)), await twin.hold(key, 3)
-            assert holds[0].decision == holds[1].decision
-            for hold in holds:
-                assert await done(hold.settle(number % 6)) == number % 6 or not hold
-        if number % 11 == 0:
-            for limiter in (remote, twin):
-                await done(limiter.record(key, 2))
-        if number % 31 == 0:
-            for limiter in (remote, twin):
-                await done(limiter.reset(key))
-        clock.advance_us(number * 7_919)
-    assert not remote.health.degraded
 
 
 async def test_rules_come_over_unchanged(store: ServerStore) -> None:
@@ -143,47 +99,6 @@ async def test_rules_come_over_unchanged(store: ServerStore) -> None:
                 policy.default_tier,
                 "both",
             )
-
-
-async def test_costs_that_can_never_be_admitted_raise_as_everywhere(limiter_of: Callable[..., Any]) -> None:
-    remote = await limiter_of("login")
-    for call in (remote.hit, remote.check, remote.hold):
-        with pytest.raises(CostTooHigh) as raised:
-            await done(call("alice", 6))
-        assert (raised.value.cost, raised.value.capacity, raised.value.rule) == (6, 5, "per-minute")
-        with pytest.raises(CostTooHigh) as raised:
-            await done(call("alice", 51, tier="pro"))
-        assert raised.value.capacity == 50
-
-
-async def test_any_name_of_a_limiter_can_be_asked_for(limiter_of: Callable[..., Any]) -> None:
-    remote = await limiter_of("a/b: c%")
-    assert (await done(remote.hit("alice"))).remaining == 4
-    assert (await done(remote.hold("alice", 2))).decision.remaining == 2
-
-
-async def test_hints_tell_how_long_to_wait(store: ServerStore, clock: FakeClock) -> None:
-    assert store.wait_hint("login", "alice", 5) == (True, 0.0)
-    limiter = store.limiter("login")
-    limiter.hit("alice", 3)
-    clock.advance(1.5)
-    limiter.hit("alice", 2)
-    refused = limiter.check("alice")
-    for hint in (store.wait_hint("login", "alice"), await store.async_wait_hint("login", "alice")):
-        assert hint == (False, refused.retry_after)
-    assert store.wait_hint("login", "alice", 5, tier="pro") == (True, 0.0)
-
-
-async def test_a_key_is_seen_in_every_limiter(store: ServerStore) -> None:
-    store.limiter("login").record("alice", 7)
-    for states in (store.inspect("alice"), await store.async_inspect("alice")):
-        by_name = {state.limiter: state for state in states}
-        assert set(by_name) == {limiter.name for limiter in LIMITERS}
-        [login] = by_name["login"].results
-        assert (login.limit, login.used, login.remaining) == (5, 7, 0)
-        assert login.frees_after == store.wait_hint("login", "alice").wait
-        assert [result.scope for result in by_name["api"].results] == ["user", "realm", "*"]
-        assert by_name["race"].results[0].used == 0
 
 
 # --- Many at once -------------------------------------------------------------------------------------------------------
@@ -200,15 +115,6 @@ async def test_64_tasks_on_one_key_admit_exactly_the_limit(
     assert sum(await asyncio.gather(*(caller() for _ in range(64)))) == LIMIT
     assert server.connections == 1
     assert not limiter.health.degraded
-
-
-def test_8_threads_on_one_key_admit_exactly_the_limit(server: ThreadedServer) -> None:
-    with ServerStore(server.url, deadline=LONGEST_WAIT) as store:
-        limiter = store.limiter("race")
-        won = in_threads(8, lambda number: sum(bool(limiter.hit("alice")) for _ in range(40)))
-        assert sum(won) == LIMIT
-        assert server.connections <= 9
-        assert not limiter.health.degraded
 
 
 async def test_tasks_and_threads_may_share_a_store(store: ServerStore) -> None:
@@ -253,16 +159,6 @@ async def _hit(limiter: AsyncLimiter) -> object:
     return await limiter.hit("alice")
 
 
-def test_one_event_loop_after_another(server: ThreadedServer) -> None:
-    """Connections end with their loop; an open one would be a warning, which is an error here."""
-    with ServerStore(server.url, deadline=LONGEST_WAIT) as store:
-        limiter = asyncio.run(store.async_limiter("race"))
-        for _ in range(3):
-            assert asyncio.run(_hit(limiter))
-        assert store.limiter("race").check("alice", 0).remaining == LIMIT - 3
-    server.until_no_connections()
-
-
 async def test_an_application_in_this_process_needs_no_port(clock: FakeClock) -> None:
     live = AsyncLivePolicy(policy_of(*LIMITERS), clock=clock)
     transport = httpx.ASGITransport(make_app(live))
@@ -272,89 +168,10 @@ async def test_an_application_in_this_process_needs_no_port(clock: FakeClock) ->
         assert [answer.allowed for answer in answers] == [True] * 5 + [False] * 2
 
 
-async def test_large_calls_are_sent_separately(server: ThreadedServer, store: ServerStore) -> None:
-    limiter = await store.async_limiter("race")
-    server.use(policy_of(*LIMITERS, largest_body=1024))
-    assert all(await asyncio.gather(*(limiter.hit("x" * 200) for _ in range(20))))
-    with pytest.raises(ConfigError, match="413"):
-        await limiter.hit("x" * 2000)
-
-
 # --- Access ------------------------------------------------------------------------------------------------------------
 
 
-def tokens(**tokens: Any) -> dict[str, TokenPolicy]:
-    return {
-        name: TokenPolicy(hashlib.sha256(f"{name}-secret".encode()).hexdigest(), frozenset(may))
-        for name, may in tokens.items()
-    }
-
-
-async def test_a_token_opens_what_it_may(server: ThreadedServer, flavour: Flavour) -> None:
-    server.use(policy_of(*LIMITERS, tokens=tokens(gateway=["decide"], admin=["decide", "administer"])))
-    for token, may_reset in (("gateway-secret", False), ("admin-secret", True)):
-        async with ServerStore(server.url, token=token, deadline=LONGEST_WAIT) as store:
-            limiter = flavour("5/minute", name="login", store=store)
-            assert await done(limiter.hit(token))
-            if may_reset:
-                await done(limiter.reset(token))
-                assert (await done(limiter.check(token, 0))).remaining == 5
-            else:
-                with pytest.raises(ConfigError, match="may not administer") as raised:
-                    await done(limiter.reset(token))
-                assert token not in str(raised.value)
-            assert limiter.health.available
-
-
-@pytest.mark.parametrize("token", ["wrong-secret", None])
-async def test_without_its_token_there_are_no_answers(
-    server: ThreadedServer, flavour: Flavour, token: str | None
-) -> None:
-    """Also with a policy that admits in outages, because this is not an outage."""
-    server.use(policy_of(*LIMITERS, tokens=tokens(gateway=["decide"])))
-    async with ServerStore(server.url, token=token, deadline=LONGEST_WAIT) as store:
-        limiter = flavour("5/minute", name="login", store=store, on_store_error="open")
-        for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
-            with pytest.raises(ConfigError, match=r"401.*the argument token") as raised:
-                await done(call("alice"))
-            assert "secret" not in str(raised.value)
-        with pytest.raises(ConfigError, match="401"):
-            store.limiters()
-        assert limiter.health.failures == 0
-
-
 # --- Mistakes -----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_limiter_that_is_not_there_is_a_mistake(flavour: Flavour, store: ServerStore) -> None:
-    with pytest.raises(ConfigError, match="no limiter 'logon'; it has 'login', 'api'"):
-        store.limiter("logon")
-    limiter = flavour("5/minute", name="logon", store=store)
-    with pytest.raises(ConfigError, match="no limiter 'logon'; did you mean 'login'"):
-        await done(limiter.hit("alice"))
-
-
-async def test_rules_of_other_names_are_a_mistake(flavour: Flavour, store: ServerStore) -> None:
-    limiter = flavour("5/hour", name="login", store=store)
-    with pytest.raises(ConfigError, match=r"'per-minute' on http.*'per-hour' here"):
-        await done(limiter.hit("alice"))
-
-
-async def test_a_key_of_other_scopes_is_a_mistake_there_too(flavour: Flavour, store: ServerStore) -> None:
-    rules = [sliding_window("5/minute", name=rule.name) for rule in LIMITERS[1].rules]
-    limiter = flavour(*rules, name="api", store=store)
-    with pytest.raises(ConfigError, match=r"422.*count by 'realm', 'user'"):
-        await done(limiter.hit("alice"))
-
-
-async def test_a_changed_limit_applies_at_once(
-    server: ThreadedServer, limiter_of: Callable[..., Any]
-) -> None:
-    limiter = await limiter_of("login")
-    await done(limiter.hit("alice", 3))
-    server.use(policy_of(limiter_policy("login", (sliding_window("4/minute"),))))
-    assert (await done(limiter.hit("alice"))).limit == 4
-    assert not await done(limiter.hit("alice"))
 
 
 # --- Outages ------------------------------------------------------------------------------------------------------------
@@ -463,26 +280,6 @@ async def test_a_server_that_hangs_is_given_up_after_the_deadline(
     await store.aclose()
 
 
-@pytest.mark.parametrize(
-    ("policy", "allowed"),
-    [("open", [True] * 6), ("closed", [False] * 6), (local(0.4), [True] * 2 + [False] * 4)],
-)
-async def test_while_the_server_is_gone_the_policy_answers(
-    process: ServerProcess, flavour: Flavour, policy: Any, allowed: list[bool]
-) -> None:
-    limiter = flavour("5/hour", name="login", store=process.url, on_store_error=policy, deadline=LONGEST_WAIT)
-    await done(limiter.hit("alice"))
-    process.kill()
-    decisions = [await done(limiter.hit("alice")) for _ in range(6)]
-    assert [decision.allowed for decision in decisions] == allowed
-    assert all(decision.degraded for decision in decisions)
-    process.start()
-    await until_back(limiter)
-    assert (await done(limiter.hit("alice"))).remaining == 3
-    assert (limiter.health.outages, limiter.health.failures) == (1, 1)
-    await close(limiter)
-
-
 async def test_what_the_servers_own_store_could_not_record_is_marked(
     process: ServerProcess, flavour: Flavour
 ) -> None:
@@ -499,13 +296,3 @@ async def test_what_the_servers_own_store_could_not_record_is_marked(
     await until_back(limiter)
     assert (await done(limiter.check("alice", 0))).remaining == 2
     await close(limiter)
-
-
-async def test_a_server_that_was_never_there_is_an_outage_too(flavour: Flavour) -> None:
-    async with ServerStore("http://127.0.0.1:1") as store:
-        limiter = flavour("5/hour", name="login", store=store)
-        assert (await done(limiter.hit("alice"))).degraded
-        with pytest.raises(StoreUnavailable):
-            await done(limiter.reset("alice"))
-        with pytest.raises(StoreUnavailable):
-            store.limiter("login")

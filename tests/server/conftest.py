@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.hold_places import InFile, InMemory, InPostgres, NotingStore, OnRedis, OpenStore, Place
+from headgate.stores.postgres import PostgresStore
+from headgate.stores.redis import RedisStore
+from tests.server.hold_places import (
+    NotingStore,
+    OpenStore,
+    Place,
+    file_place,
+    memory_place,
+    network_place,
+)
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis", "valkey", "postgres"])
@@ -15,11 +24,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each of the stores."""
     kind: str = request.param
     if kind == "memory":
-        return InMemory()
+        return memory_place()
     if kind == "sqlite":
-        return InFile(tmp_path)
+        return file_place(tmp_path)
     url: str = request.getfixturevalue(f"headgate_{kind}_url")
-    return InPostgres(url) if kind == "postgres" else OnRedis(url)
+    return network_place(PostgresStore if kind == "postgres" else RedisStore, url)
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
-"""Stores for the tests of holds: open one, open it again after a restart, and expire its records."""
+"""Stores for the tests of holds: each kind that keeps notes, with a separate namespace for one test."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-
-import psycopg
-import redis
 
 from headgate import MemoryStore, SQLiteStore
 from headgate.costs import Cost
@@ -30,79 +29,30 @@ class NotingStore(AsyncStore, AsyncNotes, Protocol):
 OpenStore = Callable[[], NotingStore]
 
 
+@dataclass
 class Place:
-    """A store with a separate namespace for one test."""
+    """Where the stores of a test count together.
 
-    is_shared = True
+    Attributes:
+        open: Opens a store.
+        is_shared: Whether other processes can open it.
+    """
 
-    def __init__(self) -> None:
-        self.namespace = f"n{secrets.token_hex(8)}"
-
-    def open(self) -> NotingStore:
-        """Return a store; all stores of a test share their counts."""
-        raise NotImplementedError
-
-    def expire_notes(self) -> None:
-        """Expire all notes, and perhaps counts."""
-        raise NotImplementedError
+    open: OpenStore
+    is_shared: bool = True
 
 
-class InMemory(Place):
-    is_shared = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = FakeClock()
-        self._store = MemoryStore(clock=self.clock)
-
-    def open(self) -> NotingStore:
-        return self._store
-
-    def expire_notes(self) -> None:
-        self.clock.advance(1000 * 24 * 3600)
+def memory_place() -> Place:
+    store = MemoryStore(clock=FakeClock())
+    return Place(lambda: store, is_shared=False)
 
 
-class InFile(Place):
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.clock = FakeClock()
-        self._path = folder / "limits.db"
-
-    def open(self) -> NotingStore:
-        return SQLiteStore(self._path, namespace=self.namespace, clock=self.clock)
-
-    def expire_notes(self) -> None:
-        self.clock.advance(1000 * 24 * 3600)
+def file_place(folder: Path) -> Place:
+    return Place(partial(SQLiteStore, folder / "limits.db", clock=FakeClock()))
 
 
-class OnRedis(Place):
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url = url
-
-    def open(self) -> NotingStore:
-        return RedisStore(self._url, namespace=self.namespace, deadline=PATIENT)
-
-    def expire_notes(self) -> None:
-        with redis.Redis.from_url(self._url) as client:
-            for key in client.scan_iter(f"*{self.namespace}note:*"):
-                client.pexpire(key, 0)
-
-
-class InPostgres(Place):
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url = url
-
-    def open(self) -> NotingStore:
-        return PostgresStore(self._url, namespace=self.namespace, deadline=PATIENT)
-
-    def expire_notes(self) -> None:
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            connection.execute(
-                "UPDATE headgate_notes SET expires = 0 WHERE encode(key, 'escape') LIKE %s",
-                (f"%{self.namespace}%",),
-            )
+def network_place(kind: type[RedisStore | PostgresStore], url: str) -> Place:
+    return Place(partial(kind, url, namespace=f"n{secrets.token_hex(8)}", deadline=PATIENT))
 
 
 async def take(book: HoldBook, key: Key | None = "alice", cost: Cost = 800, *more: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import AsyncLimiter, MemoryStore
 from headgate.errors import StoreUnavailable
-from headgate.outage import OnStoreError, local
+from headgate.outage import local
 from headgate.rules import Rule
 from headgate.stores.base import Answer, AsyncGate, Gate, Receipts
 from headgate.stores.counters import ImmediateGate
@@ -55,19 +55,6 @@ async def test_degraded_hold_without_counts_has_an_id() -> None:
         assert hold_id is not None
         assert await book.finish(hold_id, 9) == SettleResult("llm", 4, 9, first=True, degraded=True)
         assert await book.finish(hold_id, 4) == SettleResult("llm", 4, 9, first=False, degraded=True)
-
-
-async def test_policy_closed_refuses_and_raise_raises() -> None:
-    async with nowhere() as store:
-        policies: tuple[OnStoreError, ...] = ("closed", "raise")
-        refusing, raising = (
-            HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error=policy)})
-            for policy in policies
-        )
-        decision, hold_id, expires_after = await refusing.take("llm", "alice", 4)
-        assert (decision.allowed, decision.degraded, hold_id, expires_after) == (False, True, None, None)
-        with pytest.raises(StoreUnavailable):
-            await raising.take("llm", "alice", 4)
 
 
 async def test_degraded_hold_is_unknown_to_other_workers() -> None:

@@ -101,15 +101,6 @@ async def test_held_units_sum_to_0_when_another_worker_settles(
     assert (worker.hook.ends, other.hook.ends) == ([], [300])
 
 
-async def test_holds_from_before_a_restart_are_not_subtracted(
-    worker: Worker, store: FlakyStore, clock: FakeClock
-) -> None:
-    hold_id = await worker.take()
-    restarted = Worker(store, clock, run="another")
-    assert (await restarted.book.finish(hold_id, 300)).first
-    assert (restarted.hook.held, restarted.hook.ends) == (0, [])
-
-
 async def test_late_settle_calls_no_hooks(worker: Worker, other: Worker) -> None:
     hold_id = await worker.take()
     await other.book.finish(hold_id, 300)

@@ -68,18 +68,6 @@ async def test_a_refused_confirmation_leaves_the_hold_open(server: Server) -> No
     assert await left(server) == [9, 300, 2]
 
 
-async def test_a_renewed_hold_keeps_its_id(server: Server) -> None:
-    held = await hold(server)
-    for _ in range(3):
-        renewed = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
-        assert (renewed["decision"]["allowed"], renewed["hold"]) == (True, held["hold"])
-        assert await left(server) == [9, 200, 1]
-    await server.answer(f"/v1/holds/{held['hold']}/release", {})
-    assert await left(server) == [10, 1000, 2]
-    refused = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
-    assert (refused["decision"]["allowed"], refused["decision"]["retry_after"]) == (False, None)
-
-
 async def test_a_quota_of_a_call(server: Server) -> None:
     quota = {"requests": "20/minute", "in flight": 7}
     answer = await hold(server, quota=quota)

@@ -596,15 +596,6 @@ def test_the_inspector_shows_every_rule_and_updates(serving: Serving, look: Look
     expect(daily).to_contain_text(re.compile(r"Full, frees in (1 d|2[34] h).*, at "))
 
 
-def test_a_scoped_limiter_is_inspected_by_text(serving: Serving, look: Look) -> None:
-    server = serving(POLICY)
-    server.hit("api", {"user": "alice"}, 4)
-    page = look(server)
-    page.locator("#inspect").get_by_label("Tier").fill("pro")
-    inspect(page, "alice")
-    expect(usage(page, "api", "daily")).to_contain_text("4 of 1,000 used")
-
-
 def test_a_reset_is_confirmed_and_then_done(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     server.hit("login", "alice", 5)
@@ -642,15 +633,6 @@ def test_a_reset_works_after_a_cancelled_one(serving: Serving, look: Look) -> No
     )
     page.get_by_role("dialog").get_by_role("button", name="Reset").click()
     expect(usage(page, "login", "per-day")).to_contain_text("0 of 5 used")
-
-
-def test_selecting_a_refused_key_inspects_it(serving: Serving, look: Look) -> None:
-    server = serving(POLICY)
-    server.hit("login", "mallory", 6)
-    page = look(server)
-    page.get_by_role("button", name="Inspect mallory").click()
-    expect(page.locator("#inspect").get_by_label("Key")).to_have_value("mallory")
-    expect(usage(page, "login", "per-day")).to_contain_text("5 of 5 used")
 
 
 def test_scoped_and_long_refused_keys_can_be_selected(serving: Serving, look: Look) -> None:

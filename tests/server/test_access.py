@@ -144,13 +144,6 @@ async def test_bearer_is_case_insensitive_and_repeated_fields_are_refused() -> N
     assert problem(await server.post("/v1/limiters/login/hit", {"key": "a"}, headers=twice), 401)
 
 
-async def test_a_token_may_permit_several_things() -> None:
-    server = Server(policy("both"))
-    for operation in ("hit", "reset"):
-        response = await server.post(f"/v1/limiters/login/{operation}", {"key": "a"}, headers=bearer("both"))
-        assert response.status_code == 200
-
-
 async def test_a_reset_in_a_batch_needs_its_own_permission() -> None:
     server = Server(policy("decider", "both"))
     calls = {"calls": [{"operation": "reset", "limiter": "login", "key": "a"}]}

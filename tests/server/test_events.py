@@ -98,17 +98,6 @@ async def test_the_server_can_stop_and_readers_come_back() -> None:
     assert response.headers["retry-after"]
 
 
-async def test_a_reader_that_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate_server.app.STALLED", 0.0)
-    server = Server()
-    reader = Reader(server)
-    await reader.sent.get()
-    reader.reads.clear()
-    await reader.task
-    assert reader.aborted
-    assert server.app._events._open == 0
-
-
 async def test_slow_client_continues_with_the_newest_tick() -> None:
     server = Server()
     reader = Reader(server)

@@ -166,13 +166,6 @@ async def test_unknown_limiter_error_suggests_similar_names() -> None:
     assert problem(await server.client.get("/v1/limiters/zzz"), 404)
 
 
-@pytest.mark.parametrize("hold", ["x", "A" * 28, "%00", "ü"])
-async def test_an_unknown_hold_is_unknown(hold: str) -> None:
-    server = Server()
-    assert problem(await server.post(f"/v1/holds/{hold}/settle", {"cost": 1}), 404)
-    assert problem(await server.post(f"/v1/holds/{hold}/release"), 404)
-
-
 @pytest.mark.parametrize(
     "path", ["/nowhere", "/v1", "/v1/limiters/login/hit/", "/v1//hit", "/static/", "/v1/holds/x"]
 )
@@ -252,14 +245,6 @@ async def test_a_store_that_fails_where_no_policy_helps_is_unavailable(
     response = await server.post("/v1/limiters/login/reset", {"key": "a"})
     assert "s3cret" not in problem(response, 503)
     assert response.headers["retry-after"] == "1"
-
-
-async def test_a_reset_on_a_store_that_is_down_is_unavailable_and_a_hit_is_decided_by_policy() -> None:
-    server = Server('[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"')
-    assert problem(await server.post("/v1/limiters/far/reset", {"key": "a"}), 503)
-    decision = await server.hit("far")
-    assert (decision["allowed"], decision["degraded"]) == (True, True)
-    await server.live.aclose()
 
 
 async def test_unexpected_error_is_logged_and_hidden(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import stat
 from pathlib import Path
 
 import msgspec
@@ -142,15 +141,6 @@ rules = { all = "0/minute" }
         RuleRefusals("api", "all", None, 2),
         RuleRefusals("api", "all", "override", 1),
     ]
-
-
-async def test_units_of_open_holds_are_counted() -> None:
-    statistics = Statistics()
-    live = live_with(statistics)
-    hold = await live["api"].hold("alice", 7)
-    assert statistics.tick(live, 1).held == {"api": {"requests": 7}}
-    await hold.settle(3)
-    assert statistics.tick(live, 2).held == {"api": {"requests": 0}}
 
 
 async def test_units_of_open_holds_are_counted_by_unit() -> None:
@@ -300,15 +290,6 @@ async def test_new_worker_has_the_history(tmp_path: Path) -> None:
 def test_worker_without_a_snapshot_can_be_retired(tmp_path: Path) -> None:
     SharedFolder.retire(tmp_path, "0-0")
     assert SharedFolder(tmp_path, "1-0").read() == ([], [])
-
-
-def test_snapshots_are_replaced_atomically(tmp_path: Path) -> None:
-    shared_folder = SharedFolder(tmp_path, "0-0")
-    shared_folder.write(Snapshot({"login": Figures(1)}))
-    shared_folder.write(Snapshot({"login": Figures(2)}))
-    assert [path.name for path in tmp_path.iterdir()] == ["0-0.worker"]
-    assert SharedFolder(tmp_path, "1-0").read()[0][0].totals == {"login": Figures(2)}
-    assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
 
 
 async def test_full_disk_loses_only_figures_of_other_workers(

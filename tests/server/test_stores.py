@@ -80,16 +80,6 @@ async def test_a_batch_is_decided_in_order(server: Server) -> None:
     assert [answer["body"]["allowed"] for answer in answers] == [True] * 5 + [False] * 7
 
 
-async def test_a_hold_is_taken_and_settled(server: Server) -> None:
-    for name in list(server.live):
-        held = await server.answer(f"/v1/limiters/{name}/hold", {"key": "dave", "cost": 4})
-        assert held["decision"]["remaining"] == 1
-        settled = await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": 1})
-        assert (settled["limiter"], settled["held"], settled["cost"], settled["first"]) == (name, 4, 1, True)
-        assert not (await server.answer(f"/v1/holds/{held['hold']}/release"))["first"]
-    assert set((await used(server, "dave")).values()) == {(1, 4)}
-
-
 async def test_every_store_is_ready(server: Server) -> None:
     response = await server.client.get("/readyz")
     assert response.status_code == 200, response.text

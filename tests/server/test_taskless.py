@@ -16,39 +16,6 @@ def under_way() -> set[Any]:
     return set()
 
 
-async def test_coroutine_that_never_waits_runs_to_its_end(under_way: set[Any]) -> None:
-    seen: list[str] = []
-
-    async def work() -> None:
-        seen.append("done")
-
-    run_without_task(work(), asyncio.get_running_loop(), under_way)
-    assert seen == ["done"]
-    assert not under_way
-
-
-async def test_waiting_coroutine_continues(under_way: set[Any]) -> None:
-    loop = asyncio.get_running_loop()
-    first, second = loop.create_future(), loop.create_future()
-    seen: list[object] = []
-
-    async def work() -> None:
-        seen.append(await first)
-        await asyncio.sleep(0)
-        try:
-            await second
-        except ValueError as error:
-            seen.append(str(error))
-
-    run_without_task(work(), loop, under_way)
-    assert len(under_way) == 1
-    first.set_result(1)
-    second.set_exception(ValueError("second"))
-    while under_way:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    assert seen == [1, "second"]
-
-
 @pytest.mark.parametrize("turns", range(3))
 async def test_cancellation_is_raised_in_the_coroutine(under_way: set[Any], turns: int) -> None:
     """Also in the turn in which it has begun."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 
 from headgate import Limiter, SQLiteStore, sliding_window
 from headgate.policy import parse_policy
-from headgate.stores import open_store
 from headgate_server.cli import main
 from tests.server.cli.conftest import OnTerminal, WritePolicy
 
@@ -347,24 +345,3 @@ def test_reset_without_a_terminal_requires_yes(
 
 
 # Redis
-
-
-def test_inspect_and_reset_in_redis(
-    headgate_redis_url: str, write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = f"test-{secrets.token_hex(8)}"
-    text = f"store.url = {json.dumps(headgate_redis_url)}\n[limiters.{name}]\nrules = ['5/hour', '10/day burst 20']"
-    write_policy(text)
-    store = open_store(headgate_redis_url)
-    try:
-        counting = Limiter(*parse_policy(text).limiters[name].rules, name=name, store=store)
-        counting.hit("alice", 5)
-        counting.record("alice", 30)
-        told = inspected(capsys, "alice")[name]
-        assert (told["per-hour"]["used"], told["per-day"]["used"]) == (35, 35)
-        assert told["per-hour"]["frees_after"] > 3590
-        assert not counting.check("alice")
-        assert main(["reset", "alice", "--yes"]) == 0
-        assert counting.check("alice", 0).reset_after == 0
-    finally:
-        store.close()

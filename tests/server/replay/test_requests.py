@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -85,13 +84,6 @@ def test_a_corrupt_archive_is_read_up_to_the_error(log: Path) -> None:
     requests = read(log, counts=counts)
     assert 0 < len(requests) < 30_000
     assert [problem for problem in counts.problems if "reading ended early" in problem]
-
-
-def test_standard_input(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(log.read_bytes()))))
-    counts = LogCounts()
-    assert len(read("-", counts=counts)) == 3
-    assert counts.formats == {"standard input": "combined"}
 
 
 def test_several_files_are_merged_by_time(tmp_path: Path) -> None:
@@ -176,16 +168,6 @@ def test_long_keys_are_shortened_and_stay_different(tmp_path: Path) -> None:
     assert len(first.caller) < 128
 
 
-@pytest.mark.parametrize(
-    ("cost", "expected"),
-    [("1", [1, 1]), ("5", [5, 5]), ("{bytes|per:10}", [3, 1]), ("{bytes}", [25, 7])],
-)
-def test_costs(tmp_path: Path, cost: str, expected: list[int]) -> None:
-    log = tmp_path / "a.csv"
-    log.write_text("time,client,bytes\n1,a,25\n2,a,7\n", encoding="utf-8")
-    assert [request.cost for request in read(log, cost=cost)] == expected
-
-
 def test_lines_with_an_invalid_cost_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "a.csv"
     log.write_text(
@@ -256,21 +238,8 @@ def test_recorded_lines(tmp_path: Path) -> None:
         read(log, key="{client}")
 
 
-def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match=r"nothing\.log: no such file"):
-        LogSource(str(tmp_path / "nothing.log"))
-    with pytest.raises(ReplayError, match="is a directory"):
-        LogSource(str(tmp_path))
-
-
 def at_times(*times: int) -> Iterator[LoggedRequest]:
     return (LoggedRequest(at, order, "k", "k", 1, None, None, False) for order, at in enumerate(times))
-
-
-def test_lines_slightly_out_of_order_are_sorted() -> None:
-    counts = LogCounts()
-    assert [r.at for r in in_order(at_times(3, 1, 2, 5, 4), 3, counts)] == [1, 2, 3, 4, 5]
-    assert counts.too_late == 0
 
 
 def test_lines_that_are_too_late_are_skipped_and_counted() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.postgres_server import PostgresServer, new_database
 from headgate_server import kept_result
 from headgate_server.cli import main
 from tests.apps.processes import is_setting
@@ -51,14 +51,21 @@ def timeouts() -> Iterator[Timeouts]:
         yield Timeouts(patches)
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL that the test may pause or kill."""
+@pytest.fixture(scope="session")
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL that tests may pause, or kill and start again."""
     with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_url(own_server: PostgresServer) -> Iterator[str]:
+    """An empty database on `own_server`, which runs again in the end."""
+    with new_database(own_server.url) as url:
         try:
-            yield server
+            yield url
         finally:
-            server.resume()
+            own_server.resume()
 
 
 @pytest.fixture

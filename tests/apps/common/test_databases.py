@@ -19,8 +19,8 @@ from tests.apps.processes import PATIENCE
 
 
 @pytest.fixture
-async def database(own_postgres: PostgresServer) -> AsyncIterator[SqlDatabase]:
-    database = SqlDatabase(database_url(own_postgres.url), timeout=0.5)
+async def database(own_url: str) -> AsyncIterator[SqlDatabase]:
+    database = SqlDatabase(database_url(own_url), timeout=0.5)
     await until_back(database)
     yield database
     await database.aclose()
@@ -65,25 +65,16 @@ async def test_a_connection_waits_for_another_that_writes_to_a_new_file(
 
 
 async def test_a_database_that_is_gone_is_asked_by_probes_only(
-    database: SqlDatabase, own_postgres: PostgresServer
+    database: SqlDatabase, own_server: PostgresServer
 ) -> None:
-    own_postgres.kill()
+    own_server.kill()
     await until_down(database)
     connected = database.engine.pool.status()
     for _ in range(100):
         with pytest.raises(DatabaseDown):
             await database.ping()
     assert database.engine.pool.status() == connected
-    own_postgres.start()
-    await until_back(database)
-
-
-async def test_a_database_that_hangs_is_noticed_and_so_is_its_return(
-    database: SqlDatabase, own_postgres: PostgresServer
-) -> None:
-    own_postgres.pause()
-    await until_down(database)
-    own_postgres.resume()
+    own_server.start()
     await until_back(database)
 
 

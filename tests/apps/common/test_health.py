@@ -27,18 +27,18 @@ async def states(client: httpx.AsyncClient) -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.usefixtures("timeouts")
-async def test_mail_is_ready_while_its_stores_answer(tmp_path: Path) -> None:
-    with PostgresServer() as postgres, RedisServer() as redis:
+async def test_mail_is_ready_while_its_stores_answer(own_server: PostgresServer, own_url: str) -> None:
+    with RedisServer() as redis:
         settings = mail.Settings(
-            database_url=postgres.url,
+            database_url=own_url,
             global_send_rate_limit_per_minute=5,
             rate_limit_store=redis.url,
         )
         async with client_of(mail.create_app(settings)) as client:
             assert await states(client) == (200, {"database": "ok", "rate_limit_store": "ok"})
-            postgres.pause()
+            own_server.pause()
             assert await states(client) == (503, {"database": "unavailable", "rate_limit_store": "ok"})
-            postgres.resume()
+            own_server.resume()
             async with asyncio.timeout(PATIENCE):
                 while (await states(client))[0] != 200:  # noqa: ASYNC110  # until a probe succeeds
                     await asyncio.sleep(0)
@@ -71,14 +71,15 @@ async def test_the_bot_is_ready_while_its_store_answers() -> None:
 
 
 @pytest.mark.usefixtures("timeouts")
-async def test_petitions_are_ready_while_the_database_answers() -> None:
-    with PostgresServer() as postgres:
-        settings = petitions.PetitionsSettings(database_url=postgres.url)
-        async with client_of(petitions.create_app(settings)) as client:
-            assert await states(client) == (200, {"database": "ok"})
-            postgres.pause()
-            assert await states(client) == (503, {"database": "unavailable"})
-            postgres.resume()
+async def test_petitions_are_ready_while_the_database_answers(
+    own_server: PostgresServer, own_url: str
+) -> None:
+    settings = petitions.PetitionsSettings(database_url=own_url)
+    async with client_of(petitions.create_app(settings)) as client:
+        assert await states(client) == (200, {"database": "ok"})
+        own_server.pause()
+        assert await states(client) == (503, {"database": "unavailable"})
+        own_server.resume()
 
 
 async def test_many_requests_ask_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:

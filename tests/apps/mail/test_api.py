@@ -25,13 +25,6 @@ def attachment(content: bytes = b"hi", **fields: Any) -> dict[str, Any]:
 # --- Health and authentication
 
 
-async def test_health_needs_nothing(start: Start) -> None:
-    service = await start(api_key="k")
-    service.client.headers.pop("X-API-Key")
-    assert await service.get("/health") == {"status": "ok"}
-    assert (await service.client.get("/docs")).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate_services.mail.providers import ProviderError
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import Service, mail_server
 from tests.apps.processes import service_process
@@ -41,24 +40,6 @@ async def test_200_sends_at_once_with_a_slow_provider_are_10_provider_calls(star
     assert await send_at_once(service, 200, admitted=10) == {201: 10, 429: 190}
     assert len(service.provider.calls) == 10
     assert (await service.counts())["per-minute"] == 10
-
-
-async def test_200_sends_at_once_on_a_shared_store_are_10_provider_calls(
-    start: Start, tmp_path: Path
-) -> None:
-    store = f"sqlite:///{tmp_path / 'limits.db'}"
-    service = await start(global_send_rate_limit_per_hour=10, rate_limit_store=store)
-    assert await send_at_once(service, 200, admitted=10) == {201: 10, 429: 190}
-    assert len(service.provider.calls) == 10
-
-
-async def test_units_of_failed_sends_are_free_again_for_others(start: Start) -> None:
-    service = await start(global_send_rate_limit_per_minute=10)
-    service.provider.error = ProviderError("down")
-    assert await send_at_once(service, 50, admitted=10) == {201: 10, 429: 40}
-    service.provider.error = None
-    assert await send_at_once(service, 50, admitted=10) == {201: 10, 429: 40}
-    assert len(service.provider.calls) == 20
 
 
 async def test_a_cancelled_send_stays_counted_since_nobody_knows_whether_it_went(start: Start) -> None:

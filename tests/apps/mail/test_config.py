@@ -106,6 +106,7 @@ def test_the_database_url_says_which_database(url: str, driver: str) -> None:
     [
         ({"email_provider": "demo"}, []),
         ({"email_provider": "smtp"}, ["SMTP_HOST"]),
+        ({"email_provider": "imap-smtp"}, ["SMTP_HOST"]),
         ({"email_provider": "smtp", "smtp_host": "h", "smtp_username": "u"}, ["SMTP_PASSWORD"]),
         ({"email_provider": "smtp", "smtp_host": "h", "smtp_password": "p"}, ["SMTP_USERNAME"]),
         ({"email_provider": "smtp", "smtp_host": "h"}, []),

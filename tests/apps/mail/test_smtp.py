@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import email
 import email.policy
@@ -89,18 +88,6 @@ async def test_a_reply_names_what_it_answers(start: Start) -> None:
             assert parsed(server)["In-Reply-To"] == ids[-1]
             assert str(parsed(server)["References"]).split() == ids
             ids.append(reply["provider_message_id"])
-
-
-async def test_a_slow_server_is_waited_for(start: Start) -> None:
-    async with mail_server() as server:
-        service = await start(**settings(server.port))
-        server.gate.clear()
-        sends = [asyncio.create_task(service.send()) for _ in range(3)]
-        [refused], sending = await asyncio.wait(sends, return_when=asyncio.FIRST_COMPLETED)
-        assert refused.result().status_code == 429
-        server.gate.set()
-        assert {(await send).json()["status"] for send in sending} == {"sent"}
-        assert server.tries == 2
 
 
 @pytest.mark.requirement("N-31")

@@ -89,12 +89,6 @@ def test_migrations_are_numbered_without_gaps() -> None:
     assert [step.number for step in all_migrations()] == list(range(1, len(all_migrations()) + 1))
 
 
-async def test_a_migration_is_applied_once(database_url: str) -> None:
-    async with opened(database_url) as database:
-        assert await database.migrate() == all_migrations()
-        assert await database.migrate() == []
-
-
 async def test_processes_that_start_together_do_not_migrate_twice(database_url: str) -> None:
     async with opened(database_url) as one, opened(database_url) as two:
         applied = await asyncio.gather(one.migrate(), two.migrate(), one.migrate(), two.migrate())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from headgate.testing.postgres_server import PostgresServer, new_database
+from headgate.testing.postgres_server import PostgresServer
 from headgate_services.petitions.domain.errors import DatabaseUnavailableError
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
 from tests.apps.conftest import Command
@@ -22,27 +22,10 @@ from tests.apps.timeouts import SHORT, Timeouts
 pytestmark = pytest.mark.usefixtures("timeouts")
 
 
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServer]:
-    """Provide a server that tests may stop."""
-    with PostgresServer() as server:
-        yield server
-
-
 @pytest.fixture
-def url(own_server: PostgresServer) -> Iterator[str]:
-    """Provide an empty database on it; the server runs again in the end."""
-    with new_database(own_server.url) as url:
-        try:
-            yield url
-        finally:
-            own_server.resume()
-
-
-@pytest.fixture
-async def service(url: str) -> AsyncIterator[Service]:
+async def service(own_url: str) -> AsyncIterator[Service]:
     """Provide a service with few connections."""
-    async with running(url, pool_size=2, real_time=True) as service:
+    async with running(own_url, pool_size=2, real_time=True) as service:
         assert (await service.submit(someone())).status_code == 201
         yield service
 
@@ -70,6 +53,8 @@ async def test_a_database_that_hangs_is_a_503_and_keeps_nothing(
     answers = await in_time(asyncio.gather(*map(service.submit, submitters)))
     assert {answer.status_code for answer in answers} == {503}
     assert {answer.json()["title"] for answer in answers} == {"Database Unavailable"}
+    assert answers[0].json()["type"] == "https://archon72.io/errors/database-unavailable"
+    assert "retry-after" in answers[0].headers
     own_server.resume()
     await until_up(service)
     until_idle(service.url)
@@ -160,9 +145,11 @@ async def test_service_resumes_by_itself_when_the_database_is_back(
     assert (await in_time(service.submit(someone()))).status_code == 201
 
 
-async def test_a_stop_ends_the_process_while_the_database_hangs(url: str, own_server: PostgresServer) -> None:
+async def test_a_stop_ends_the_process_while_the_database_hangs(
+    own_url: str, own_server: PostgresServer
+) -> None:
     async with (
-        service_process("petitions", DATABASE_URL=url, PETITION_DATABASE_TIMEOUT=3) as service,
+        service_process("petitions", DATABASE_URL=own_url, PETITION_DATABASE_TIMEOUT=3) as service,
         httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client,
     ):
         assert (await client.post(PATH, json=petition(someone()))).status_code == 201
@@ -175,7 +162,9 @@ async def test_a_stop_ends_the_process_while_the_database_hangs(url: str, own_se
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-def test_a_database_that_hangs_stops_start_up(command: Command, url: str, own_server: PostgresServer) -> None:
+def test_a_database_that_hangs_stops_start_up(
+    command: Command, own_url: str, own_server: PostgresServer
+) -> None:
     own_server.pause()
-    code, output = command("run", "petitions", DATABASE_URL=url)
+    code, output = command("run", "petitions", DATABASE_URL=own_url)
     assert (code, "DATABASE_URL" in output) == (2, True)

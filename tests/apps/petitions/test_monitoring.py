@@ -238,18 +238,6 @@ async def test_a_flood_is_merged_and_its_count_kept() -> None:
     assert sorted(traces) == sorted(f"trace-{n}" for n in range(500))
 
 
-async def test_a_ledger_that_fails_does_not_hold_up_the_next_event() -> None:
-    ledger, submitter = SlowLedger(), someone()
-    ledger.gate.set()
-    ledger.error = DatabaseUnavailableError(1)
-    witness = RefusalWitnessService(ledger)
-    with capture_logs() as logs:
-        assert await witness.witness(refusal(submitter), "a") == 0
-    assert logs[0]["event"] == "rate_limit_witness_failed"
-    ledger.error = None
-    assert await witness.witness(refusal(submitter), "b") == 1
-
-
 async def test_a_refusal_after_a_minute_of_silence_is_not_part_of_a_flood(clock: FakeClock) -> None:
     ledger, submitter = SlowLedger(), someone()
     ledger.gate.set()

@@ -384,16 +384,6 @@ async def test_anonymous_petitions_can_share_a_count_or_be_refused(start: Start,
 # --- When the database fails -----------------------------------------------------------------------------------------
 
 
-async def test_without_the_database_everything_is_denied(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = await start()
-    monkeypatch.setattr(service.parts.rate_limiter, "check_rate_limit", _unavailable)
-    answer = await service.submit(someone())
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
-    assert answer.json()["type"] == "https://archon72.io/errors/database-unavailable"
-
-
 async def test_a_refusal_that_cannot_be_witnessed_stays_a_refusal(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,21 +88,6 @@ async def test_time_is_the_databases_unless_a_test_says_otherwise(
     assert rows(shared_url, query, submitter) == [(True,)]
 
 
-async def test_a_hold_is_undone_with_its_transaction(
-    database: Database, store: PostgresRateLimitStore, shared_url: str
-) -> None:
-    submitter = someone()
-
-    async def fail() -> None:
-        async with database.transaction():
-            assert (await store.hold(RateLimitPolicy(10, 60), submitter)).allowed
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-    assert rows(shared_url, BUCKETS, submitter) == []
-
-
 @pytest.mark.requirement("A-33", "A-50")
 async def test_the_sum_is_read_from_an_index(empty_url: str) -> None:
     async with opened(empty_url) as database:

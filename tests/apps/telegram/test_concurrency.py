@@ -82,12 +82,6 @@ async def test_two_processes_on_a_store_with_swap_are_exact(
 
 
 class TestRedelivery:
-    async def test_an_update_counts_and_is_dispatched_once(self, service: Service, kv: RecordingKV) -> None:
-        sent = text_update()
-        await service.send(sent, sent, sent)
-        assert len(service.handler.events) == 1
-        assert list((await kv.content()).values()) == ["1"]
-
     async def test_a_redelivery_that_overtakes_the_first_waits_for_it(
         self, service: Service, kv: RecordingKV
     ) -> None:

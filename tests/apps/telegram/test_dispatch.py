@@ -16,8 +16,8 @@ from fastapi.responses import JSONResponse
 from headgate import ConfigError
 from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message
-from headgate_services.telegram.dispatch import DispatchError, HttpAgent, echo, load_handler
-from tests.apps.telegram.conftest import RecordingKV, Service
+from headgate_services.telegram.dispatch import DispatchError, HttpAgent, load_handler
+from tests.apps.telegram.conftest import Service
 from tests.apps.telegram.updates import button_update, text_update, topic_update
 from tests.unit.kv.http_server import served
 
@@ -133,16 +133,6 @@ class TestHttpAgent:
         assert [key for _, key in agent.received] == ["telegram-update-7"] * 3
         assert "status 503; trying again in 1 s" in caplog.text
 
-    async def test_a_lasting_server_error_is_given_up(
-        self, agent: Agent, connect: Connect, clock: FakeClock
-    ) -> None:
-        agent.answers.extend(Response(status_code=500) for _ in range(9))
-        began = clock.now
-        with pytest.raises(DispatchError, match="status 500"):
-            await connect()(MESSAGE)
-        assert clock.now - began == 0.5 + 1 + 2
-        assert len(agent.received) == 4
-
     @pytest.mark.parametrize("status", [301, 400, 401, 404, 429])
     async def test_a_refusal_is_not_tried_again(self, status: int, agent: Agent, connect: Connect) -> None:
         agent.answers.append(Response(status_code=status))
@@ -173,10 +163,6 @@ class TestEcho:
             ("answerCallbackQuery", {"callback_query_id": "4382bfdwdsb323b2d9", "text": "approve:7"}),
         ]
 
-    async def test_it_answers_with_the_same_text(self) -> None:
-        assert await echo(MESSAGE) == "Hello"
-        assert await echo(ButtonPress(8, "q", "42")) is None
-
 
 class TestFunction:
     """AGENT_HANDLER names a Python function."""
@@ -203,11 +189,6 @@ class TestFunction:
 
     async def test_an_object_that_can_be_called(self) -> None:
         assert await load_handler("my_telegram_agent:agent")(MESSAGE) == "an object"
-
-    async def test_what_it_raises_is_a_failed_dispatch(self, start: Start, kv: RecordingKV) -> None:
-        service = await start(handler="configured", AGENT_HANDLER="my_telegram_agent:failing")
-        assert (await service.post(text_update())).status_code == 500
-        assert list((await kv.content()).values()) == ["0"]
 
     @pytest.mark.parametrize(
         "spec", ["", "my_telegram_agent", "my_telegram_agent:", "my_telegram_agent:Missing"]

@@ -106,7 +106,7 @@ async def test_a_redis_that_hangs_is_waited_for_once(start: Start, caplog: pytes
         server.resume()
         async with asyncio.timeout(30):
             while caplog.text.count("is back after") < 2:  # noqa: ASYNC110  # probes run in the background
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
         await service.send(text_update(), text_update())
         assert len(service.handler.texts) == 7
         await counts.aclose()

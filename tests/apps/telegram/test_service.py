@@ -9,6 +9,7 @@ import pytest
 
 from headgate.testing.servers import RedisServer
 from headgate_server.cli import main
+from tests.apps.conftest import Command
 from tests.apps.processes import service_process
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.conftest import SECRET
@@ -104,32 +105,20 @@ class TestCommands:
         assert main(["telegram", "set-webhook", "https://bot.example.org"]) == 1
         assert "Failed to resolve host" in capsys.readouterr().err
 
-    def test_a_missing_setting_is_an_error_in_words(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.delenv("TELEGRAM_WEBHOOK_SECRET")
-        assert main(["run", "telegram"]) == 2
-        assert "TELEGRAM_WEBHOOK_SECRET is missing" in capsys.readouterr().err
-
 
 def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    command: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    started: list[object] = []
-    monkeypatch.setattr(
-        "headgate_services.common.starting.serve", lambda *args, **options: started.append(args) or 0
-    )
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
-    monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:x")
-    monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
-    monkeypatch.setenv("SEEN_UPDATES_KV", "memory://")
+
+    def start(password: str) -> tuple[int, str]:
+        url = f"redis://:{password}@127.0.0.1:{redis.port}"
+        secrets = {"TELEGRAM_BOT_TOKEN": "1:x", "TELEGRAM_WEBHOOK_SECRET": "s"}
+        return command("run", "telegram", RATE_LIMIT_KV=url, SEEN_UPDATES_KV="memory://", **secrets)
+
     with RedisServer(options=("--requirepass", "s3cret")) as redis:
-        monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:hunter2@127.0.0.1:{redis.port}")
-        assert main(["run", "telegram"]) == 2
-        assert "hunter2" not in capsys.readouterr().err
-        assert not started
-        monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:s3cret@127.0.0.1:{redis.port}")
-        assert main(["run", "telegram"]) == 0
-    assert main(["run", "telegram"]) == 0
+        code, output = start("hunter2")
+        assert (code, "hunter2" in output) == (2, False)
+        assert start("s3cret")[0] == 0
+    assert start("s3cret")[0] == 0
     assert "RATE_LIMIT_KV cannot be reached; messages are not limited until it is back" in caplog.text
-    assert len(started) == 2

@@ -23,7 +23,6 @@ from tests.apps.telegram.updates import (
     anonymous_update,
     button_update,
     channel_post_update,
-    document_update,
     edit_update,
     joined_update,
     message,
@@ -41,20 +40,6 @@ class TestWhatIsDispatched:
         sent = text_update(text="Hello & <b>bye</b>")
         await service.send(sent)
         assert service.handler.events == [Message(sent["update_id"], 1365, "42", "42", "Hello & <b>bye</b>")]
-
-    async def test_a_message_in_a_topic(self, service: Service) -> None:
-        sent = topic_update(77)
-        await service.send(sent)
-        assert service.handler.events == [Message(sent["update_id"], 1365, "42", str(FORUM), "Hello", 77)]
-
-    async def test_the_caption_of_a_picture_or_document(self, service: Service) -> None:
-        await service.send(photo_update("what is this?"), document_update("and this?"))
-        assert service.handler.texts == ["what is this?", "and this?"]
-
-    async def test_a_command_is_a_text_like_any_other(self, service: Service) -> None:
-        entities = [{"offset": 0, "length": 6, "type": "bot_command"}]
-        await service.send(text_update(text="/start", entities=entities))
-        assert service.handler.texts == ["/start"]
 
     @pytest.mark.parametrize(
         "ignored",
@@ -124,11 +109,6 @@ class TestButtons:
         assert service.bot.calls == [("answerCallbackQuery", answer)]
         assert kv.calls == []
 
-    async def test_who_has_reached_the_limit_may_still_press(self, start: Start) -> None:
-        service = await start(RATE_LIMIT_MAX="1")
-        await service.send(text_update(), text_update(), *(button_update() for _ in range(5)))
-        assert [event.kind for event in service.handler.events] == ["message"] + ["button"] * 5
-
     async def test_a_press_that_comes_with_a_message_is_a_press(self, service: Service) -> None:
         await service.send(button_update(message=message()))
         assert [event.kind for event in service.handler.events] == ["button"]
@@ -171,14 +151,6 @@ class TestReplies:
             }
         ]
 
-    async def test_what_telegram_cannot_parse_is_sent_as_plain_text(self, service: Service) -> None:
-        service.handler.reply = "**a *b** c*"
-        await service.send(text_update())
-        assert service.bot.sent() == [
-            {"chat_id": "42", "text": "<b>a <i>b</b> c</i>", "parse_mode": "HTML"},
-            {"chat_id": "42", "text": "**a *b** c*"},
-        ]
-
     async def test_a_long_answer_is_sent_in_parts(self, service: Service) -> None:
         service.handler.reply = "a" * 4000 + "\n" + "b" * 5000
         await service.send(text_update())
@@ -205,14 +177,6 @@ class TestReplies:
         service.bot.fail("sendMessage", 403, "Forbidden: bot was blocked by the user")
         await service.send(text_update(), text_update())
         assert "bot was blocked by the user" in caplog.text
-        assert len(service.handler.events) == 1
-
-    async def test_a_telegram_that_is_down_changes_nothing(
-        self, start: Start, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        service = await start(RATE_LIMIT_MAX="1", TELEGRAM_API_BASE="http://127.0.0.1:1")
-        await service.send(text_update(), text_update())
-        assert "sendMessage: no answer (ConnectError)" in caplog.text
         assert len(service.handler.events) == 1
 
     async def test_every_refusal_is_answered_by_default(self, start: Start) -> None:
@@ -438,16 +402,6 @@ class TestFailingDispatch:
 class TestSlidingWindow:
     """TL-1: never more than the maximum in any span as long as the window."""
 
-    async def test_a_fixed_window_lets_twice_the_limit_pass_at_its_edge(
-        self, start: Start, clock: FakeClock
-    ) -> None:
-        service = await start(RATE_LIMIT_MAX="5")
-        clock.advance(3599)
-        await service.send(*(text_update() for _ in range(6)))
-        clock.advance(1)
-        await service.send(*(text_update() for _ in range(6)))
-        assert len(service.handler.events) == 10
-
     async def test_a_sliding_window_does_not(self, start: Start, clock: FakeClock) -> None:
         service = await start(RATE_LIMIT_MAX="5", RATE_LIMIT_ALGORITHM="sliding_window")
         times: list[float] = []
@@ -471,11 +425,3 @@ class TestSlidingWindow:
         assert sorted(content)[1:] == ["ratelimit:42:sliding_window:3600000"]
         assert str(content["ratelimit:42:sliding_window:3600000"]).startswith("v1:")
         assert sorted(kv.ttls.values()) == [3600, 3660]
-
-    async def test_a_failed_dispatch_gives_its_unit_back(self, start: Start) -> None:
-        service = await start(RATE_LIMIT_MAX="1", RATE_LIMIT_ALGORITHM="sliding_window")
-        service.handler.error = RuntimeError("down")
-        assert (await service.post(text_update())).status_code == 500
-        service.handler.error = None
-        await service.send(text_update(), text_update())
-        assert len(service.handler.events) == 1

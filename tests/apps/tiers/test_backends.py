@@ -219,13 +219,6 @@ async def test_an_instance_with_a_wrong_clock_gains_nothing(
         assert [(await instance.take(bucket, who, 1)).allowed for instance in (second, first)] == [False] * 2
 
 
-@both_modes
-async def test_both_modes_share_their_buckets(client: Redis, key: str, atomic: bool) -> None:
-    one, other = patient(client, atomic=atomic), patient(client, atomic=not atomic)
-    taken = [int((await backend.take(SLOW, key, 1)).remaining) for backend in (one, other, one)]
-    assert taken == [4, 3, 2]
-
-
 # --- When the script cannot be used (SL-3 overcome) -------------------------------------------------------------------
 
 

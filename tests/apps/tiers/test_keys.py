@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -60,11 +59,6 @@ async def test_all_keys_of_a_user_have_the_users_tier(keys: KeyTable) -> None:
     assert [await keys.find(made.key) for made in (first, second, third)] == [("ada", "plus")] * 3
 
 
-async def test_the_tables_can_be_prepared_by_many_at_once(keys: KeyTable) -> None:
-    await asyncio.gather(*(keys.prepare() for _ in range(4)))
-    assert await keys.list() == []
-
-
 async def test_a_key_is_stored_as_a_digest_only(tmp_path: Path) -> None:
     table = KeyTable(TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database)
     await table.prepare()
@@ -103,14 +97,6 @@ def test_keys_from_the_command_line(
     capsys.readouterr()
     assert main(["tiers", "keys", "list"]) == 0
     assert [line.split()[-1] == "-" for line in capsys.readouterr().out.splitlines()[1:]] == [False, True]
-
-
-def test_a_database_that_cannot_be_opened_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path / 'no' / 'folder.db'}")
-    assert main(["tiers", "keys", "list"]) == 1
-    assert capsys.readouterr().err.startswith("headgate: DATABASE_URL: ")
 
 
 # --- In front of the limiter -----------------------------------------------------------------------------------------

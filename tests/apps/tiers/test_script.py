@@ -115,13 +115,6 @@ def test_half_a_bucket_is_none(hand: Hand) -> None:
     assert hand(5, 0.5, 1, 1_700_000_000) == (1, 0, "4")
 
 
-def test_time_that_goes_backwards_refills_nothing_and_is_waited_for(hand: Hand) -> None:
-    hand(1, 1, 1, 1_700_000_010)
-    assert hand(1, 1, 1, 1_700_000_005) == (0, 6, "0")
-    assert hand(1, 1, 1, 1_700_000_010.999999) == (0, 1, "0.99999899999999997")
-    assert hand(1, 1, 1, 1_700_000_011).allowed == 1
-
-
 # --- Clocks (SL-2 overcome) ------------------------------------------------------------------------------------------
 
 
@@ -135,14 +128,6 @@ def test_a_clock_that_is_wrong_gains_nothing(hand: Hand, skew: int) -> None:
         second_try = hand(1000, rate, 1000, time.time() + second, 10_000)
         assert second_try.allowed == 0
         assert float(second_try.remaining) < 4  # what really passed between the two calls
-
-
-def test_time_is_the_servers_where_a_clock_was_read(hand: Hand) -> None:
-    before = hand.client.time()
-    hand(5, 1, 1, time.time() + 3600)
-    after = hand.client.time()
-    written = float(hand.client.get(hand.keys[1]))
-    assert before[0] + before[1] / 1e6 - 1e-6 <= written <= after[0] + after[1] / 1e6 + 1e-6
 
 
 # --- Against the library ---------------------------------------------------------------------------------------------

@@ -65,9 +65,9 @@ def _add_demo(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     run = commands.add(
         "run",
-        "start one of the four services, or all of them",
+        "start one of the four services",
         about="Settings are environment variables; the documentation of each service lists them.",
-        examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003", "headgate run all"],
+        examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003"],
     )
     services = Commands(run, "SERVICE")
     services.group("services")
@@ -89,14 +89,6 @@ def _add_run(commands: Commands) -> None:
                 help="number of processes; more than one need a shared store for the limits (default: 1)",
             )
         service.set_defaults(service=name)
-    everything = services.add(
-        "all",
-        "all four in one process",
-        _run_all,
-        about="A variable with the name of a service as prefix, such as MAIL_PORT, is for that service only. "
-        "`headgate demo` also starts Redis, PostgreSQL, the dashboard and some traffic.",
-    )
-    everything.add_argument("--host", help="address that all of them listen on (default: their settings)")
 
 
 def _add_mail(commands: Commands) -> None:
@@ -242,7 +234,10 @@ def _add_petitions(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    demo = _demo_package("the demo")
+    for package in _DEMO_NEEDS:  # not imported here: that takes a second without any output
+        if find_spec(package) is None:
+            raise Failure(f"the demo needs {package}: pip install '{_ALL}'")
+    demo = optional("headgate_services.demo", "the demo", _ALL)
     exit_code: int = demo.run_demo(
         host=options.host, port=options.port, open_traffic=not options.no_traffic, keep=options.keep
     )
@@ -253,18 +248,6 @@ def _run(options: argparse.Namespace) -> int:
     workers = {"workers": options.workers} if "workers" in options else {}
     exit_code: int = _service(options.service).main(options.host, options.port, **workers)
     return exit_code
-
-
-def _run_all(options: argparse.Namespace) -> int:
-    exit_code: int = _demo_package("running all services").run_all(options.host)
-    return exit_code
-
-
-def _demo_package(purpose: str) -> ModuleType:
-    for package in _DEMO_NEEDS:  # not imported here: that takes a second without any output
-        if find_spec(package) is None:
-            raise Failure(f"{purpose} needs {package}: pip install '{_ALL}'")
-    return optional("headgate_services.demo", purpose, _ALL)
 
 
 def _clean_up_petitions(options: argparse.Namespace) -> None:

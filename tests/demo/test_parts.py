@@ -14,7 +14,6 @@ import pytest
 from headgate import ConfigError
 from headgate_server.hosting import listen, url_of
 from headgate_services.demo import DemoError
-from headgate_services.demo.all_services import variables_of
 from headgate_services.demo.bot_api import BotApiStandIn
 from headgate_services.demo.data import running_postgres
 from headgate_services.demo.hosting import Hosted, listen_near
@@ -165,17 +164,3 @@ class TestHosting:
         port = int(hosted.url.rpartition(":")[2])
         with socket.socket() as client:
             assert client.connect_ex(("127.0.0.1", port)) != 0
-
-
-def test_a_service_has_variables_of_its_own() -> None:
-    environment = {
-        "PORT": "1",
-        "DATABASE_URL": "a",
-        "MAIL_PORT": "2",
-        "MAIL_DATABASE_URL": "b",
-        "TIERS_PORT": "3",
-    }
-    mail = variables_of("mail", environment)
-    assert (mail["PORT"], mail["DATABASE_URL"]) == ("2", "b")
-    assert variables_of("tiers", environment)["DATABASE_URL"] == "a"
-    assert "PORT" not in variables_of("petitions", environment)

@@ -1,4 +1,4 @@
-"""Everything at once on one machine: `headgate demo` and `headgate run all`.
+"""Everything at once on one machine: `headgate demo`.
 
 Light to import; the programs themselves are imported when they run.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headgate import HeadgateError
 
-__all__ = ["DemoError", "run_all", "run_demo"]
+__all__ = ["DemoError", "run_demo"]
 
 
 class DemoError(HeadgateError):
@@ -35,19 +35,3 @@ def run_demo(
     from headgate_services.demo.running import run
 
     return run(host, port, open_traffic, None if keep is None else Path(keep).absolute())
-
-
-def run_all(host: str | None = None) -> int:
-    """Run the four services in one process, each with separate environment variables; return the exit code.
-
-    Exit codes: 0 after a signal to stop, 1 if a service ended without one, 2 if a setting is invalid.
-
-    Args:
-        host: The address that all of them listen on, instead of their settings.
-
-    Raises:
-        PortTaken: A port is taken; the message names it.
-    """
-    from headgate_services.demo.all_services import run
-
-    return run(host)

@@ -44,7 +44,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         monkeypatch.setitem(sys.modules, f"headgate_services.{name}", module)
     demo = create_autospec(headgate_services.demo)
     demo.run_demo.side_effect = lambda **options: tell("demo", options) or 4
-    demo.run_all.side_effect = lambda host: tell("all", host) or 6
     monkeypatch.setitem(sys.modules, "headgate_services.demo", demo)
     return told
 
@@ -71,12 +70,6 @@ def test_an_invalid_port_is_a_wrong_argument(
         main([*command.split(), f"--port={port}"])
     assert "--port" in capsys.readouterr().err
     assert calls == []
-
-
-def test_run_all(calls: list[tuple[Any, ...]]) -> None:
-    assert main(["run", "all"]) == 6
-    assert main(["run", "all", "--host", "::1"]) == 6
-    assert calls == [("all", None), ("all", "::1")]
 
 
 def test_demo(calls: list[tuple[Any, ...]]) -> None:

@@ -457,19 +457,6 @@ def test_method_called_without_an_instance_raises(function: Any) -> None:
         function("ada")
 
 
-class Slotted:
-    __slots__ = ("extra",)
-
-
-def test_limiter_supports_multiple_inheritance() -> None:
-    class Mixed(Limiter, Slotted):
-        pass
-
-    limiter = Mixed("2/s")
-    limiter.extra = 1
-    assert limiter.hit("ada")
-
-
 def test_limiter_can_be_created_while_a_full_store_searches_expired_keys(clock: FakeClock) -> None:
     """Here the clock creates them during the search; in plain Python, another thread may do so at any time."""
 

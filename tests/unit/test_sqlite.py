@@ -139,13 +139,6 @@ def test_invalid_path_is_refused(path: Any) -> None:
             kind(path)
 
 
-@pytest.mark.parametrize("timeout", [-1, None, "5", True, float("nan"), float("inf"), 10**30], ids=repr)
-def test_invalid_timeout_is_refused(path: Path, timeout: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^timeout= is seconds, from 0 to 3600, not "):
-        SQLiteStore(path, timeout=timeout)
-    assert not path.exists()
-
-
 def test_guarantees_of_the_store(path: Path) -> None:
     with SQLiteStore(path) as store:
         guarantees = store.guarantees
@@ -186,15 +179,6 @@ def test_processes_can_open_a_new_file_at_the_same_time(path: Path) -> None:
 
 
 # --- Removal of rows -------------------------------------------------------------------------------------------------
-
-
-def test_fresh_rows_are_removed_during_use(path: Path, clock: FakeClock) -> None:
-    with SQLiteStore(path, clock=clock) as store:
-        limiter = Limiter(fixed_window("5/second"), name="x", store=store)
-        for number in range(2_000):
-            limiter.hit(f"{number}")
-            clock.advance(0.01)
-        assert len(counted(path)) < 500, "about 100 are alive at any time"
 
 
 def test_record_with_a_zero_limit_leaves_no_row(path: Path, clock: FakeClock) -> None:
@@ -374,31 +358,6 @@ def test_row_with_an_invalid_state_is_a_conflict(path: Path, garbage: object) ->
         assert limiter.hit("bob"), "other keys are not affected"
         limiter.reset("ada")
         assert limiter.hit("ada")
-
-
-def test_killed_process_leaves_only_complete_calls(path: Path) -> None:
-    """Two rules are charged together; whenever the process dies, their counts agree."""
-    script = (
-        "import sys\n"
-        "from headgate import *\n"
-        "limiter = Limiter('1000000/hour', fixed_window('1000000/day'), name='x', store='sqlite:///' + sys.argv[1])\n"
-        "while True:\n"
-        "    limiter.hit('ada')\n"
-        "    print(flush=True)\n"
-    )
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        for _ in range(20):
-            process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    with SQLiteStore(path) as store:
-        limiter = Limiter("1000000/hour", fixed_window("1000000/day"), name="x", store=store)
-        hour, day = limiter.check("ada", 0).results
-        assert hour.remaining == day.remaining
-        assert hour.limit - hour.remaining >= 60
 
 
 # Interrupts calls of every kind at any point, and checks after each that no lock or transaction is left.
@@ -628,25 +587,3 @@ def test_close_in_the_child_process_does_not_affect_the_parent(path: Path) -> No
 
         assert in_child(work)
         assert limiter.hit("ada").remaining == 1
-
-
-def test_parent_and_child_never_mix_up_their_states(path: Path, clock: FakeClock) -> None:
-    """If both continued to count births after the fork, two states of a key would get the same birth."""
-    with SQLiteStore(path, clock=clock) as store:
-        limiter = Limiter("5/minute", name="x", store=store)
-        limiter.hit("bob")
-        reset_r, reset_w = os.pipe()
-
-        def work() -> bool:
-            os.read(reset_r, 1)
-            return limiter.hit("ada").allowed
-
-        child = fork(work)
-        hold = limiter.hold("ada")
-        limiter.reset("ada")
-        os.write(reset_w, b"!")
-        assert all_succeeded(child)
-        hold.release()
-        assert limiter.check("ada", 0).remaining == 4, "the child's unit is not the parent's to give back"
-        os.close(reset_r)
-        os.close(reset_w)

@@ -8,7 +8,7 @@ from headgate import AsyncLimiter, Decision, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
 from headgate.testing import FakeClock
-from headgate_server.holds import HoldBook, book, open_holds
+from headgate_server.holds import HoldBook, TooManyHolds, book, open_holds
 from headgate_server.holds.record import MARGIN
 
 
@@ -170,11 +170,13 @@ async def test_number_of_watched_holds_is_bounded(
 async def test_holds_that_other_workers_settled_make_room(
     worker: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_holds, "MAX_OPEN", 4)
-    monkeypatch.setattr(book, "_CHECKED_AT_ONCE", 2)
+    monkeypatch.setattr(book, "MAX_PER_CALLER", 4)
+    monkeypatch.setattr(book, "CHECKED_AT_ONCE", 2)
     ids = [await worker.take(1) for _ in range(4)]
     await other.book.finish(ids[3], 0)
+    with pytest.raises(TooManyHolds):
+        await worker.take(1)
     for _ in range(2):  # all are looked at in turn, not the same ones again and again
         await worker.book.tidy()
-    assert worker.book._watched.get(ids[3]) is None
     assert worker.hook.held + other.hook.held == 3
+    await worker.take(1)

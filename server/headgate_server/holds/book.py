@@ -40,7 +40,8 @@ T = TypeVar("T")
 MAX_PER_CALLER = 10_000
 """Open holds of one caller in one worker."""
 
-_CHECKED_AT_ONCE = 64
+CHECKED_AT_ONCE = 1_000
+"""Open holds that `tidy` checks at a time if there are as many: other workers may have settled them."""
 
 
 class UnknownLimiter(HeadgateError, LookupError):
@@ -281,8 +282,8 @@ class HoldBook:
             self._local.drop(hold_id)
         due = self._watched.due(now)
         checked = list(due)
-        if len(self._watched) >= open_holds.MAX_OPEN // 2:  # make room: find holds that other workers settled
-            checked += self._watched.next_few(_CHECKED_AT_ONCE)
+        if len(self._watched) >= CHECKED_AT_ONCE:  # or they would fill the room of their callers
+            checked += self._watched.next_few(CHECKED_AT_ONCE)
         settled = await asyncio.gather(*map(self._was_settled, checked))
         for hold_id, was_settled in zip(checked, settled, strict=True):
             if was_settled:

@@ -82,7 +82,7 @@ def add(commands: Commands) -> None:
     )
     serve.add_argument(
         "--workers",
-        type=from_to(1, 1_000),
+        type=from_to(1, 256),
         default=1,
         metavar="N",
         help="number of processes (default: 1)",

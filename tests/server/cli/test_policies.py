@@ -150,7 +150,7 @@ def test_serve_passes_its_options_to_the_server(
 def test_serve_needs_at_least_one_worker(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "--workers", "0"])
-    assert "argument --workers: use a number from 1 to 1000, not 0" in capsys.readouterr().err
+    assert "argument --workers: use a number from 1 to 256, not 0" in capsys.readouterr().err
 
 
 # token

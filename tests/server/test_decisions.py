@@ -6,7 +6,6 @@ import asyncio
 import base64
 from hashlib import sha256
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -425,13 +424,3 @@ async def test_batch_does_not_search_similar_names(monkeypatch: pytest.MonkeyPat
     answers = (await Server().answer("/v1/batch", {"calls": calls}))["answers"]
     assert [answer["status"] for answer in answers] == [404] * 3
     assert answers[0]["body"]["detail"] == "there is no limiter 'lgoin'; GET /v1/limiters lists them all"
-
-
-async def test_a_quota_that_the_store_cannot_count_is_refused(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/limits.db"
-    server = Server(
-        f'[limiters.api]\nstore = "{store}"\nrules = [{{quota = "5/minute", kind = "sliding_log"}}]'
-    )
-    answer = await server.post("/v1/limiters/api/hit", {"key": "a", "quota": "1001/minute"})
-    assert "at most 1000, not 1001; use sliding_window" in problem(answer, 422)
-    await server.live.aclose()

@@ -74,27 +74,6 @@ async def checked(server: Server, path: str, content: bytes) -> None:
         assert one["status"] in ANSWERS, one
 
 
-@given(path=st.sampled_from(PATHS), body=bodies | anything)
-async def test_no_body_is_too_strange(path: str, body: Any) -> None:
-    await checked(Server(), path, json.dumps(body).encode())
-
-
-@given(path=st.sampled_from(PATHS), content=st.binary(max_size=300))
-async def test_no_bytes_are_too_strange(path: str, content: bytes) -> None:
-    await checked(Server(), path, content)
-
-
-@given(batch=st.lists(calls, max_size=8))
-async def test_no_batch_is_too_strange(batch: list[Any]) -> None:
-    server = Server()
-    content = json.dumps({"calls": batch}).encode()
-    response = await server.client.post("/v1/batch", content=content, headers=HEADERS)
-    assert response.status_code == 200, response.text
-    answers = response.json()["answers"]
-    assert len(answers) == len(batch)
-    assert {answer["status"] for answer in answers} <= ANSWERS
-
-
 @given(key=keys)
 async def test_a_key_is_refused_everywhere_or_counted_everywhere(key: Any) -> None:
     """The same key over HTTP is the same key each time: five hits are admitted, and the sixth is not."""

@@ -80,17 +80,6 @@ async def test_a_hold_is_settled_at_its_true_cost(open_store: OpenStore, cost: i
     assert await left_on(store) == [left] * 4
 
 
-async def test_cost_above_the_limit_is_recorded(open_store: OpenStore) -> None:
-    store = open_store()
-    book = book_on(store, "1000/hour")
-    hold_id = await take(book, "alice", 800)
-    assert (await book.finish(hold_id, 1500)).cost == 1500
-    limiter = limiter_on(store, "1000/hour")
-    assert not await limiter.hit("alice")
-    assert (await book.finish(hold_id, 0)).first is False
-    assert not await limiter.hit("alice")
-
-
 async def test_a_refusal_has_no_id_and_takes_nothing(open_store: OpenStore) -> None:
     store = open_store()
     book = book_on(store)

@@ -14,7 +14,7 @@ from headgate_server.history import DecisionHistory
 from headgate_server.latency import MINUTE, StoreLatency, quantile, total
 from headgate_server.snapshots import SharedFolder, Snapshot, merged
 from headgate_server.statistics import Statistics, shown_key
-from headgate_server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
+from headgate_server.wire import Figures, History, RefusedKey, RuleRefusals, StoreShown, Tick
 
 POLICY = """
 [limiters.login]
@@ -95,22 +95,6 @@ async def test_degraded_refusals_are_counted_separately() -> None:
     await live.aclose()
 
 
-async def test_store_has_last_contact_and_latency(tmp_path: Path) -> None:
-    statistics = Statistics()
-    live = live_with(
-        statistics, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"'
-    )
-    statistics.publish(live)
-    await live["far"].check("alice")
-    (store,) = statistics.tick(live, 1).stores
-    assert (store.since, store.reason) == (None, None)
-    assert store.last_contact is not None
-    assert store.p50 is not None
-    assert store.p99 is not None
-    assert 0 < store.p50 <= store.p99
-    await live.aclose()
-
-
 def test_a_quantile_is_at_most_a_fifth_too_high_and_forgets() -> None:
     latency = StoreLatency()
     for seconds in [0.001] * 98 + [0.2] * 2:
@@ -169,17 +153,6 @@ async def test_units_of_open_holds_are_counted_by_unit() -> None:
         "model": {"tokens": 800, "requests": 1},
         "words": {"words": 0},
     }
-
-
-async def test_shadow_rules_report_their_decisions() -> None:
-    statistics = Statistics()
-    live = live_with(statistics)
-    for _ in range(3):
-        await live["api"].hit("alice")
-    words = "at most 1 in any hour for each key"
-    assert statistics.tick(live, 1).shadow == [
-        ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0, quota="1/hour")
-    ]
 
 
 async def test_keys_are_shown_only_if_the_policy_allows_it() -> None:

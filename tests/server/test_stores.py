@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -19,7 +18,6 @@ from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
 from headgate_server import kept_result
 from headgate_server.kept_result import KEPT_SECONDS
-from tests.integration.waiting import until
 from tests.server.support import Server
 
 
@@ -133,21 +131,6 @@ async def test_a_database_without_our_tables_is_not_ready(headgate_postgres_serv
         assert "headgate migrate" in (await readiness(url))["reason"]
         migrate(url)
         assert (await readiness(url))["reason"] is None
-
-
-async def test_a_database_that_may_only_be_read_is_not_ready(headgate_postgres_server: str) -> None:
-    with new_database(headgate_postgres_server) as url:
-        migrate(url)
-        options = quote("-c default_transaction_read_only=on")
-        assert "read-only" in (await readiness(f"{url}?options={options}"))["reason"]
-
-
-async def test_a_replica_is_not_ready() -> None:
-    with RedisServer() as primary, RedisServer() as replica:
-        replica.command("REPLICAOF", "127.0.0.1", str(primary.port))
-        until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"))
-        assert "read only" in (await readiness(replica.url))["reason"]
-        assert (await readiness(primary.url))["reason"] is None
 
 
 async def test_many_readiness_requests_ask_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,20 +76,6 @@ def test_inspect_shows_counts_and_charges_nothing(
         assert told["api"]["candidate"] == {**told["api"]["candidate"], "used": 0, "shadow": True}
 
 
-def test_inspect_shows_counts_above_the_limit_and_the_time_until_room(
-    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    limiter(store, "login").record("alice", 37)
-    told = inspected(capsys, "alice", "--limiter", "login")["login"]
-    window, bucket = told["per-hour"], told["per-day"]
-    assert (window["used"], window["remaining"]) == (37, 0)
-    assert window["frees_after"] > 3590
-    assert window["frees_after"] == pytest.approx(window["reset_after"], abs=60)
-    assert (bucket["used"], bucket["limit"]) == (37, 20)
-    # 18 units have to drain until there is room for one more, at 10 a day.
-    assert bucket["frees_after"] == pytest.approx(18 * 8640, abs=60)
-
-
 def test_inspect_uses_the_tier_and_overrides(store: SQLiteStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspected(capsys, "alice", "--tier", "pro")["api"]["hourly"]["limit"] == 1000
     assert inspected(capsys, "vip")["api"]["hourly"]["limit"] == 5000

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
-
 from headgate_server.cli.tour import tour
+from tests.server.cli.conftest import OnTerminal
 
 
 def test_the_tour_prints_real_decisions() -> None:
@@ -23,23 +19,7 @@ def test_the_tour_prints_real_decisions() -> None:
     assert "\x1b[" not in text
 
 
-def test_the_tour_is_coloured_on_a_terminal_only() -> None:
-    leader, follower = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    command = [sys.executable, "-m", "headgate_server.cli", "tour", "--fast"]
-    process = subprocess.Popen(command, stdout=follower, env=environment)
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not chunk:
-            break
-        output += chunk
-    os.close(leader)
-    assert process.wait() == 0
-    assert "\x1b[32m█████".encode() in output
-    plain = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
-    assert b"\x1b[" not in plain
+def test_the_tour_is_coloured_on_a_terminal(on_terminal: OnTerminal) -> None:
+    code, output = on_terminal("tour", "--fast")
+    assert code == 0
+    assert "\x1b[32m█████" in output

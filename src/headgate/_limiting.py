@@ -119,7 +119,8 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         if known is None or not isinstance(tier, str) or tier in known or not self.rules:
             return
         has = f"its tiers are {listed(known)}" if known else "no rule has tiers="
-        message = f"limiter {self.name!r} has no tier {tier!r}, {has}: add it, or pass tier=None for the default quota"
+        limiter = f"limiter {self.name!r}" if self.name else "the limiter"
+        message = f"{limiter} has no tier {tier!r}, {has}: add it, or pass tier=None for the default quota"
         if self._has_strict_tiers:
             raise ConfigError(message)
         self._known_tiers = None  # warn once

@@ -22,16 +22,14 @@ from typing import Any, Unpack
 from headgate import AsyncLimiter, Rule
 from headgate._checks import check_kind
 from headgate._extras import needing
-from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
-from headgate.http.limit import ViewOptions, on_scope
+from headgate.http.limit import LimitDefaults, ViewOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.view_limits import DeclaredLimit, LimitDefaults, check_order, limits_around, watch
+from headgate.http.view_limits import DeclaredLimit, check_order, limits_around, watch
 from headgate.http.view_limits import exempt as exempt
-from headgate.stores import AsyncStore
 
 with needing("headgate.http.aiohttp", "aiohttp"):
     from aiohttp import web
@@ -47,9 +45,6 @@ Handler = Callable[..., Awaitable[web.StreamResponse]]
 def limit(
     *rules: str | Rule | AsyncLimiter,
     default: bool = False,
-    name: str | None = None,
-    store: AsyncStore | str | None = None,
-    clock: Clock | None = None,
     **options: Unpack[ViewOptions],
 ) -> HandlerLimit:
     """Return a decorator that limits handlers; `install` takes it as a limit of the application.
@@ -57,7 +52,7 @@ def limit(
     The arguments are those of `headgate.http.flask.limit`.
     """
     seen = on_scope(options, scope_of, lambda request: request.remote)
-    return HandlerLimit(rules, default, name, store, clock, seen)
+    return HandlerLimit(rules, default, seen)
 
 
 DEFAULTS: web.AppKey[LimitDefaults] = web.AppKey("headgate.defaults", dict)  # type: ignore[arg-type]

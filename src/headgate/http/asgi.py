@@ -77,8 +77,10 @@ class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
             `None`.
         headers: The header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or a `Headers` object. Default:
             the setting of the limiter's policy, or else `"both"`.
-        on_store_error: The answer when the store is down; see `AsyncLimiter`. Like `deadline` and `hooks`, only with a rule:
-            a limiter has its own.
+        name: The limiter's name. This and all following arguments are only for a rule: a limiter has its own.
+        store: The store that counts; by default a separate memory store. On a shared store, `name` is required.
+        clock: The clock to use.
+        on_store_error: The answer when the store is down; see `AsyncLimiter`.
         deadline: Seconds before a call to a network store is abandoned.
         hooks: Hooks called on every decision.
 

@@ -26,7 +26,6 @@ from typing import Any, TypeVar, Unpack, cast
 from headgate import AsyncLimiter, Limiter, Rule
 from headgate._checks import check_list
 from headgate._extras import needing
-from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
@@ -39,7 +38,6 @@ from headgate.http.view_limits import DeclaredLimit, class_of, in_force, limits_
 from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, EndingBody, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
-from headgate.stores import AsyncStore, Store
 
 with needing("headgate.http.django", "django"):
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -58,9 +56,6 @@ SITE = "site"
 def limit(
     *rules: str | Rule | Limiter | AsyncLimiter,
     default: bool = False,
-    name: str | None = None,
-    store: Store | AsyncStore | str | None = None,
-    clock: Clock | None = None,
     **options: Unpack[ViewOptions],
 ) -> DjangoLimit:
     """Return a decorator that limits views; also used in `HEADGATE_LIMITS`.
@@ -69,7 +64,7 @@ def limit(
     views and an `AsyncLimiter` for async views.
     """
     seen = on_scope(options, scope_of, lambda request: request.META.get("REMOTE_ADDR"))
-    return DjangoLimit(rules, default, name, store, clock, seen)
+    return DjangoLimit(rules, default, seen)
 
 
 def by_user(request: Any) -> Key | None:
@@ -103,9 +98,13 @@ def decision(request: Any) -> Decision | None:
 class DjangoLimit(DeclaredLimit):
     """A decorator that checks a limiter; created by `limit`."""
 
-    def _made(self, kind: type) -> RequestLimit[Any]:
+    def use_settings(self) -> None:
+        """Use the defaults in the setting `HEADGATE_DEFAULTS`."""
         defaults: Any = getattr(settings, "HEADGATE_DEFAULTS", {})
         self.use_defaults(defaults)
+
+    def _made(self, kind: type) -> RequestLimit[Any]:
+        self.use_settings()
         return super()._made(kind)
 
     def __call__(self, view: View) -> View:

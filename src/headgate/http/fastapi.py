@@ -48,10 +48,19 @@ from headgate.http.exchange import (
 )
 from headgate.http.headers import Headers, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, ViewOptions
+from headgate.http.limit import (
+    Cost,
+    Keys,
+    LimitDefaults,
+    Outcomes,
+    RequestLimit,
+    RequestQuota,
+    Tier,
+    ViewOptions,
+)
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
-from headgate.http.view_limits import DeclaredLimit, LimitDefaults, in_force
+from headgate.http.view_limits import DeclaredLimit, in_force
 from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
 from headgate.stores import AsyncStore
@@ -151,8 +160,11 @@ def limit(
         on_store_error=on_store_error,
         deadline=deadline,
         hooks=hooks,
+        name=name,
+        store=store,
+        clock=clock,
     )
-    return Limit(rules, default, name, store, clock, injected, rest)
+    return Limit(rules, default, injected, rest)
 
 
 async def exempt() -> None:
@@ -172,9 +184,6 @@ class Limit(DeclaredLimit):
         self,
         rules: tuple[object, ...],
         default: bool,
-        name: str | None,
-        store: AsyncStore | str | None,
-        clock: Clock | None,
         parts: Mapping[str, Any],
         options: ViewOptions,
     ) -> None:
@@ -187,7 +196,7 @@ class Limit(DeclaredLimit):
         self._injected = f"headgate.{id(self)}"
         values = {name: self._value_of(name) for name in injected}
         given: Any = {**options, **parts, **values, "address": address}
-        super().__init__(rules, default, name, store, clock, given)
+        super().__init__(rules, default, given)
         self._request_limit = None if self.lacks_name else self.limit_for(AsyncLimiter)
         self._last_route: object = None
         self._applies: dict[int, tuple[object, bool]] = {}

@@ -30,15 +30,13 @@ from typing import Any, TypeVar, Unpack
 from headgate import Limiter, Rule
 from headgate._checks import check_kind
 from headgate._extras import needing
-from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.limit import ViewOptions, on_scope
+from headgate.http.limit import LimitDefaults, ViewOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.view_limits import MARK, DeclaredLimit, LimitDefaults, check_order, limits_around, watch
+from headgate.http.view_limits import MARK, DeclaredLimit, check_order, limits_around, watch
 from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, Environ, StartResponse, WSGIExchange, WSGIScope, accepted_by, respond
-from headgate.stores import Store
 
 with needing("headgate.http.flask", "flask"):
     from flask import Blueprint, Flask, Request, Response, current_app, g, request, request_started
@@ -52,9 +50,6 @@ View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
 def limit(
     *rules: str | Rule | Limiter,
     default: bool = False,
-    name: str | None = None,
-    store: Store | str | None = None,
-    clock: Clock | None = None,
     **options: Unpack[ViewOptions],
 ) -> ViewLimit:
     """Return a decorator that limits views and blueprints.
@@ -62,14 +57,12 @@ def limit(
     Args:
         rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, possibly from a policy file.
         default: Whether this limit is replaced by a limit on the view itself or by a nearer default.
-        name: The limiter's name; on a shared store the default is the name of the view or blueprint.
-        store: The store that counts; by default a separate memory store.
-        clock: The clock to use.
         options: The options of `headgate.http.asgi.RateLimitMiddleware`, with functions of the request: `key`, `cost`,
-            `tier`, `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`, `on_store_error`, `deadline`, `hooks`.
+            `tier`, `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`, `name`, `store`, `clock`,
+            `on_store_error`, `deadline`, `hooks`. On a shared store, `name` is by default that of the view or blueprint.
     """
     seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
-    made = ViewLimit(rules, default, name, store, clock, seen)
+    made = ViewLimit(rules, default, seen)
     if not made.lacks_name:
         made.limit_for(Limiter)  # reports configuration errors immediately
     return made

@@ -67,12 +67,20 @@ class RequestOptions(LimitOptions, total=False):
     exempt: Callable[[Any], bool] | None
 
 
-class LimiterOptions(TypedDict, total=False):
-    """The arguments of the limiter that is created from rules, except its name, store and clock."""
+class LimitDefaults(TypedDict, total=False):
+    """The arguments of limiters that may be set for a whole application."""
 
+    store: Any  # a Store, an AsyncStore or the URL of one, as the limiter needs
     on_store_error: OnStoreError | None
     deadline: float | None
     hooks: Iterable[Hook]
+
+
+class LimiterOptions(LimitDefaults, total=False):
+    """The arguments of the limiter that is created from rules."""
+
+    name: str | None
+    clock: Clock | None
 
 
 class ViewOptions(RequestOptions, LimiterOptions, total=False):
@@ -83,13 +91,11 @@ class MiddlewareOptions(LimitOptions, LimiterOptions, total=False):
     """The options of a middleware, except `exempt`."""
 
 
-_LIMITER_OPTIONS = ("on_store_error", "deadline", "hooks")
-
-
 def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, LimiterOptions]:
     """Return the options of the limit, and those of the limiter that is created for it."""
-    own = {name: value for name, value in options.items() if name not in _LIMITER_OPTIONS}
-    limiter = {name: options[name] for name in _LIMITER_OPTIONS if options.get(name) not in (None, ())}
+    names = LimiterOptions.__annotations__
+    own = {name: value for name, value in options.items() if name not in names}
+    limiter = {name: options[name] for name in names if options.get(name) not in (None, ())}
     return own, limiter  # type: ignore[return-value]  # the same names
 
 

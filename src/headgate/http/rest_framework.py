@@ -18,15 +18,13 @@ from typing import Any, Unpack
 
 from headgate import Limiter, Rule
 from headgate._extras import needing
-from headgate.clock import Clock
 from headgate.errors import ConfigError, CostTooHigh
-from headgate.http.django import outer_exchange, scope_of
+from headgate.http.django import DjangoLimit, outer_exchange, scope_of
 from headgate.http.headers import put_fields
 from headgate.http.limit import ViewOptions, on_scope
 from headgate.http.problems import TOO_LARGE, UNAVAILABLE
-from headgate.http.view_limits import MARK, DeclaredLimit
+from headgate.http.view_limits import MARK
 from headgate.http.wsgi import decide, is_preflight
-from headgate.stores import Store
 
 with needing("headgate.http.rest_framework", "rest-framework"):
     from rest_framework.exceptions import APIException
@@ -37,21 +35,19 @@ __all__ = ["HeadgateThrottle", "throttle"]
 
 def throttle(
     *rules: str | Rule | Limiter,
-    name: str | None = None,
-    store: Store | str | None = None,
-    clock: Clock | None = None,
     **options: Unpack[ViewOptions],
 ) -> type[HeadgateThrottle]:
     """Return a throttle class; all views that use it share one count.
 
     The arguments are those of `headgate.http.django.limit`. On a shared store it needs a name.
     """
-    if store is not None and not name:
+    seen = on_scope(options, scope_of, lambda request: request._request.META.get("REMOTE_ADDR"))
+    declared = DjangoLimit(rules, False, seen)
+    declared.use_settings()
+    if declared.lacks_name:
         raise ConfigError(
             "a throttle on a given store needs a name=, to keep its counts separate from others"
         )
-    seen = on_scope(options, scope_of, lambda request: request._request.META.get("REMOTE_ADDR"))
-    declared = DeclaredLimit(rules, False, name, store, clock, seen)
     return type("Throttle", (HeadgateThrottle,), {"limit": declared.limit_for(Limiter), MARK: (declared,)})
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from headgate import AsyncLimiter, Limiter, MemoryStore
-from headgate.clock import Clock
 from headgate.errors import ConfigError
-from headgate.http.limit import LimiterOptions, RequestLimit, ViewOptions, has_already, rule_of, split_options
+from headgate.http.limit import LimitDefaults, RequestLimit, ViewOptions, has_already, rule_of, split_options
 from headgate.rules import rules_from
 
 Marked = TypeVar("Marked")
@@ -23,51 +22,30 @@ MARK = "headgate_limits"
 """Attribute with the limits of a view or group of views, in order; `None` in the tuple marks an exemption."""
 
 
-class LimitDefaults(LimiterOptions, total=False):
-    """Defaults of all limits of an application, given to `install`."""
-
-    store: Any
-
-
 class DeclaredLimit:
     """Rules and options from which the `RequestLimit` is created once its view is known.
 
     Args:
         rules: Rules, or text, or one limiter.
         default: Whether a limit nearer to the route replaces this one.
-        name: The limiter's name.
-        store: The store that counts.
-        clock: The clock to use.
-        options: The other arguments of `RequestLimit` and of the limiter.
+        options: The arguments of `RequestLimit` and of the limiter.
     """
 
-    def __init__(
-        self,
-        rules: tuple[object, ...],
-        default: bool,
-        name: str | None,
-        store: Any,
-        clock: Clock | None,
-        options: ViewOptions,
-    ) -> None:
+    def __init__(self, rules: tuple[object, ...], default: bool, options: ViewOptions) -> None:
         given = [rule for rule in rules if isinstance(rule, Limiter | AsyncLimiter)]
         if not rules or (given and len(rules) > 1):
             raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
-        if given and (name, store, clock) != (None, None, None):
-            raise ConfigError("the limiter has its name, store and clock already")
         self._options, self._limiter_options = split_options(options)
         if given and self._limiter_options:
             raise ConfigError(has_already(self._limiter_options))
         self.default = default
         self._limiter = given[0] if given else None
         self._rules = () if given else rules_from(tuple(rule_of(rule, Limiter) for rule in rules))
-        self._takes_name = store is not None and not name
-        self.name = name
+        self._has_own_name = bool(self._limiter_options.get("name"))
+        self.name = self._limiter_options.get("name") or None
         # Sync and async views that share a limit count together.
-        self._store = MemoryStore(clock=clock) if store is None else store
-        self._clock = None if store is None else clock
+        self._memory = MemoryStore(clock=self._limiter_options.get("clock"))
         self._limits: dict[type, RequestLimit[Any]] = {}
-        self._own = {name: value for name, value in (("store", store), ("clock", clock)) if value is not None}
         self._has_defaults = False
 
     def use_defaults(self, defaults: LimitDefaults) -> None:
@@ -75,22 +53,18 @@ class DeclaredLimit:
         if self._has_defaults or not defaults or self._limiter is not None:
             return
         self._has_defaults = True
-        options: Any = {**defaults, **self._limiter_options}
-        store = options.pop("store", None)
-        if store is not None and "store" not in self._own:
-            self._store, self._clock = store, self._own.get("clock")
-            self._takes_name = not self.name
-        self._limiter_options = options
+        self._limiter_options = {**split_options(defaults)[1], **self._limiter_options}
         self._limits.clear()
 
     @property
     def lacks_name(self) -> bool:
         """Whether the limiter cannot be created yet because it has no name."""
-        return self._takes_name and self.name is None
+        return "store" in self._limiter_options and self.name is None
 
     def named(self, name: str, kind: type) -> RequestLimit[Any]:
         """Name the limiter if it needs a name, and return its limit, see `limit_for`."""
-        if self._takes_name and self.name not in (None, name):
+        takes_name = "store" in self._limiter_options and not self._has_own_name
+        if takes_name and self.name not in (None, name):
             raise ConfigError(f"a limit of both {self.name} and {name}, on a given store, needs a name=")
         self.name = self.name or name
         return self.limit_for(kind)  # reports configuration errors immediately
@@ -110,8 +84,8 @@ class DeclaredLimit:
     def _made(self, kind: type) -> RequestLimit[Any]:
         limiter: Any = self._limiter
         if limiter is None:
-            name, store, clock = self.name or "private", self._store, self._clock
-            limiter = kind(*self._rules, name=name, store=store, clock=clock, **self._limiter_options)
+            options: Any = {"store": self._memory, **self._limiter_options, "name": self.name or "private"}
+            limiter = kind(*self._rules, **options)
         elif not isinstance(limiter, kind):
             rule_of(limiter, kind)  # raises an error that names the expected type
         made = RequestLimit(limiter, **self._options)

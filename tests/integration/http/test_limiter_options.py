@@ -57,7 +57,7 @@ class Calls(Hook):
         self.count += 1
 
 
-@pytest.mark.parametrize(("limiter_of", "kind"), VIEWS.values(), ids=VIEWS)
+@every_limit
 async def test_limit_sets_failure_policy_and_deadline(limiter_of: Callable[..., Any], kind: type) -> None:
     limiter = limiter_of("5/minute", name="x", store=UNREACHABLE, on_store_error="closed", deadline=0.5)
     decision = await done(limiter.hit("ada"))
@@ -146,4 +146,14 @@ def test_django_settings_set_the_defaults_of_all_limits() -> None:
             limited = django.limit("1/minute")
             limited(view)
             limited.limit_for(Limiter).limiter.hit("ada")
-    assert (len(store), calls.count) == (1, 2)
+        rest_framework.throttle("1/minute", name="reports").limit.limiter.hit("ada")
+    assert (len(store), calls.count) == (2, 3)
+
+
+def test_throttle_on_the_default_store_needs_a_name() -> None:
+    """Throttles have no view to take a name from; two of them must not count together by accident."""
+    with (
+        override_settings(HEADGATE_DEFAULTS={"store": MemoryStore()}),
+        pytest.raises(ConfigError, match="a throttle on a given store needs a name="),
+    ):
+        rest_framework.throttle("1/minute")

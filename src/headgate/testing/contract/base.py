@@ -22,7 +22,7 @@ each_kind = pytest.mark.parametrize("kind", ALL_KINDS)
 """Run a test once for every kind of rule."""
 
 
-@pytest.mark.filterwarnings("ignore:limiter .* has no tier:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*limiter .*has no tier:UserWarning")
 class Contract:
     """A store under test.
 

@@ -14,6 +14,7 @@ from headgate.http.client import (
     RateLimitAdapter,
     RateLimitTransport,
     asked_pause,
+    reported_limits,
 )
 from headgate.testing import FakeClock
 
@@ -37,6 +38,20 @@ NOW = 1_700_000_000.0
         ({"retry-after": "99999999999"}, 86_400),
         ({"retry-after": "7", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "90"}, 7),
         ({"retry-after": "soon", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "90"}, 90),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after": "5, 30"}, 30),
+        ({"retry-after": "Tue, 14 Nov 2023 22:14:20 GMT, 5, Tue, 14 Nov 2023 22:13:50 GMT"}, 60),
+        ({"retry-after": "Tue, 14 Nov 2023 22:14:20 GMT", "date": "Tue, 14 Nov 2023 22:14:10 GMT"}, 10),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, 360),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "12ms"}, 0.012),
+        ({"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "12ms"}, None),
+        (
+            {
+                "anthropic-ratelimit-output-tokens-remaining": "0",
+                "anthropic-ratelimit-output-tokens-reset": "2023-11-14T22:13:50Z",
+            },
+            30,
+        ),
         ({"ratelimit": '"a";r=0;t=30, "b";r=5;t=90, "c";r=0;t=45'}, 45),
         ({"ratelimit": '"a,;r=0;t=99";r=1;t=30'}, None),
         ({"ratelimit": '"a;r=0;t=30'}, None),
@@ -56,6 +71,35 @@ NOW = 1_700_000_000.0
 )
 def test_pause_is_read_from_response_headers(headers: dict[str, str], pause: float | None) -> None:
     assert asked_pause(headers, NOW, True) == pause
+
+
+def test_limits_of_providers_are_read_from_response_headers() -> None:
+    openai = {
+        "X-RateLimit-Limit-Requests": "5000",
+        "X-RateLimit-Remaining-Requests": "4999",
+        "X-RateLimit-Reset-Requests": "12ms",
+        "x-ratelimit-limit-tokens": "160000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "1h6m0.5s",
+    }
+    assert reported_limits(openai, NOW) == [
+        ("requests", 4999, 5000, 0.012),
+        ("tokens", 0, 160_000, 3960.5),
+    ]
+    anthropic = {
+        "anthropic-ratelimit-requests-remaining": "7",
+        "anthropic-ratelimit-input-tokens-remaining": "1000",
+        "anthropic-ratelimit-input-tokens-limit": "40000",
+        "anthropic-ratelimit-input-tokens-reset": "2023-11-14T22:13:21+00:00",
+        "anthropic-ratelimit-output-tokens-remaining": "many",
+        "anthropic-ratelimit-tokens-remaining": "9",
+        "anthropic-ratelimit-tokens-reset": "later",
+    }
+    assert reported_limits(anthropic, NOW) == [
+        ("requests", 7, None, None),
+        ("tokens", 9, None, None),
+        ("input_tokens", 1000, 40_000, 1.0),
+    ]
 
 
 def test_retry_after_is_ignored_unless_the_response_is_a_refusal() -> None:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from headgate.http.client.options import OutboundOptions, asked_pause
+from headgate.http.client.reports import ReportedLimit, reported_limits
 
 if TYPE_CHECKING:
     from headgate.http.client.httpx import AsyncRateLimitTransport, RateLimitTransport
@@ -25,7 +26,9 @@ __all__ = [
     "OutboundOptions",
     "RateLimitAdapter",
     "RateLimitTransport",
+    "ReportedLimit",
     "asked_pause",
+    "reported_limits",
 ]
 
 _HOMES = {"AsyncRateLimitTransport": "httpx", "RateLimitTransport": "httpx", "RateLimitAdapter": "requests"}

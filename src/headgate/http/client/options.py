@@ -15,6 +15,7 @@ from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
+from headgate.http.client.reports import reported_limits
 from headgate.http.keys import check_function
 from headgate.http.limit import AnyLimiter, rule_of
 from headgate.http.sync_async import Steps
@@ -35,6 +36,8 @@ FIRST_BACKOFF = 0.5
 _YEAR_2001 = 1_000_000_000
 # Also matches an unclosed string, to avoid quadratic backtracking.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|$)')
+# One value of `Retry-After`: a date with its weekday and comma, or anything without a comma.
+_VALUES = re.compile(r"[A-Za-z]+,[^,]+|[^,]+")
 _LEGACY = ("ratelimit-", "x-ratelimit-", "x-rate-limit-")
 
 
@@ -179,8 +182,10 @@ class OutboundOptions(Generic[AnyLimiter]):
 def asked_pause(headers: Mapping[str, str], now: float, is_refused: bool) -> float | None:
     """Return the seconds for which header fields request a pause; `None` if they do not.
 
-    `Retry-After` of a refusal takes precedence. Otherwise a limit is exhausted if `RateLimit` (drafts 7 and 11),
-    `RateLimit-Remaining` or `X-RateLimit-Remaining` is 0; the pause is the reset time given with it.
+    `Retry-After-Ms` and `Retry-After` of a refusal take precedence; of several values the longest counts, and a date is
+    compared with the response's own `Date`. Otherwise a limit is exhausted if `RateLimit` (drafts 7 and 11),
+    `RateLimit-Remaining`, `X-RateLimit-Remaining` or a limit of `reported_limits` is 0; the pause is the reset time given
+    with it.
 
     Args:
         headers: Header fields; names in any case.
@@ -188,22 +193,33 @@ def asked_pause(headers: Mapping[str, str], now: float, is_refused: bool) -> flo
         is_refused: Whether the request was refused.
     """
     headers = {name.lower(): value for name, value in headers.items()}
-    if is_refused and (value := headers.get("retry-after")) is not None:
-        pause = _retry_after(value, now)
-        if pause is not None:
-            return _bounded(pause)
+    if is_refused:
+        if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+            return _bounded(milliseconds / 1000)
+        if pauses := list(
+            _retry_after(headers.get("retry-after", ""), _timestamp(headers.get("date", "")) or now)
+        ):
+            return _bounded(max(pauses))
     pauses = list(_exhausted(headers, now))
     return _bounded(max(pauses)) if pauses else None
 
 
-def _retry_after(value: str, now: float) -> float | None:
-    if (seconds := _number(value)) is not None:
-        return seconds
+def _retry_after(field: str, now: float) -> Iterator[float]:
+    """Yield the seconds of each value; clients join several fields with commas, and dates contain commas too."""
+    for value in _VALUES.findall(field):
+        if (seconds := _number(value)) is not None:
+            yield seconds
+        elif (date := _timestamp(value)) is not None:
+            yield date - now
+
+
+def _timestamp(value: str) -> float | None:
+    """Return an HTTP date in seconds since the epoch."""
     try:
         date = parsedate_to_datetime(value)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):  # OverflowError: numbers outside the range of dates
         return None
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now
 
 
 def _exhausted(headers: Mapping[str, str], now: float) -> Iterator[float]:
@@ -223,6 +239,9 @@ def _exhausted(headers: Mapping[str, str], now: float) -> Iterator[float]:
             if seconds >= _YEAR_2001 * 1000:
                 seconds /= 1000  # some servers send milliseconds
             yield seconds - now if seconds >= _YEAR_2001 else seconds
+    for limit in reported_limits(headers, now):
+        if limit.remaining == 0 and limit.reset is not None:
+            yield limit.reset
 
 
 def _number(value: str | None) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ from headgate_server.holds import (
 )
 from headgate_server.holds.record import MARGIN, HoldRecord, StoredHold, new_id
 from tests.integration.redis.cluster import running_cluster
-from tests.server.hold_places import PATIENT, NotingStore, OpenStore, Place, take
+from tests.server.hold_places import PATIENT, NotingStore, OpenStore, take
 
 RULES = (
     sliding_window("1000/hour", name="window"),
@@ -181,21 +180,6 @@ async def test_one_of_racing_workers_settles_and_all_get_its_outcome(open_store:
         [stands] = {finished.cost for finished in told}
         assert next(f.cost for f, cost in zip(told, costs, strict=True) if f.first) == stands
         assert await left_on(store) == [units - stands for units in before]
-
-
-async def test_holds_survive_a_restart(place: Place, open_store: OpenStore) -> None:
-    if not place.is_shared:
-        pytest.skip("memory is gone with its process")
-    async with aclosing(place.open()) as before:
-        _, open_id, _ = await book_on(before).take("llm", "alice", 400)
-        settled_id = await take(book_on(before), "bob", 200)
-        assert open_id is not None
-        await book_on(before).finish(settled_id, 50)
-    after = book_on(open_store())
-    assert await after.finish(open_id, 100) == SettleResult("llm", 400, 100, first=True)
-    assert await after.finish(settled_id, 100) == SettleResult("llm", 200, 50, first=False)
-    assert await left_on(open_store(), "alice") == [900] * 4
-    assert await left_on(open_store(), "bob") == [950] * 4
 
 
 # --- Invalid and expired ids ------------------------------------------------------------------------------

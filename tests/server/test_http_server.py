@@ -13,7 +13,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import pytest
@@ -36,16 +36,22 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def configuration(server: Server, *, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
+    return uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan=lifespan, log_config=None)
+
+
 @asynccontextmanager
-async def started(server: Server) -> AsyncIterator[tuple[HttpServer, socket.socket, int]]:
+async def started(
+    server: Server, listener: socket.socket | None = None, *, shares_listener: bool = False
+) -> AsyncIterator[tuple[HttpServer, socket.socket, int]]:
     """Serve for the length of a block; give the server, its listener and the port."""
-    listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-    running = HttpServer(config, server.app, has_started.set)
+    listener, has_started = listener or listen("127.0.0.1", 0), asyncio.Event()
+    port = listener.getsockname()[1]
+    running = HttpServer(configuration(server), server.app, has_started.set, shares_listener=shares_listener)
     task = asyncio.ensure_future(running.serve([listener]))
     await has_started.wait()
     try:
-        yield running, listener, listener.getsockname()[1]
+        yield running, listener, port
     finally:
         running.should_exit = True
         await task
@@ -61,11 +67,8 @@ async def http_server_of(server: Server) -> AsyncIterator[int]:
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: loc"])
 async def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
-    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        assert await reader.read() == b""
-        writer.close()
+    async with http_server_of(Server()) as port:
+        assert await answers_of(port, sent) == b""
 
 
 async def test_unread_rest_of_a_body_is_dropped(
@@ -73,30 +76,29 @@ async def test_unread_rest_of_a_body_is_dropped(
 ) -> None:
     """Every byte of it ends uvicorn's own timer for idle connections."""
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
-    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+    head = b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    async with (
+        http_server_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port, head) as (reader, writer),
+    ):
         assert b" 415 " in await reader.readuntil(b"}")
         writer.write(b"x")
         assert await reader.read() == b""
-        writer.close()
 
 
 async def test_complete_request_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
-    async with http_server_of(Server()) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with http_server_of(Server()) as port, connected(port, events) as (reader, _):
         seen = b""
         # Which takes longer than the time between two looks for stalled heads.
         while seen.count(b"event: tick") < 2:
             seen += await reader.read(65536)
-        writer.close()
 
 
 async def test_each_head_of_a_connection_is_bounded() -> None:
-    async with http_server_of(Server()) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with http_server_of(Server()) as port, connected(port) as (reader, writer):
         filler = b"X-Filler: " + b"x" * 20_000
         for _ in range(3):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler)
@@ -105,7 +107,6 @@ async def test_each_head_of_a_connection_is_bounded() -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
             assert await reader.readexactly(15) == b'{"status":"ok"}'
-        writer.close()
 
 
 @asynccontextmanager
@@ -171,7 +172,7 @@ async def test_pipeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def connection_of(server: Server, state: ServerState) -> tuple[BoundedProtocol, Mock]:
     """Return a connection that is not one, and its transport."""
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config = configuration(server, lifespan="off")
     config.load()
     transport = Mock(spec=asyncio.Transport)
     transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
@@ -213,8 +214,7 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
     async def turns_to_accept(clients: int) -> int:
         server = Server()
         listener = listen("127.0.0.1", 0)
-        config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-        running = HttpServer(config, server.app, lambda: None)
+        running = HttpServer(configuration(server), server.app, lambda: None)
         with ExitStack() as stack:
             for _ in range(clients):
                 stack.enter_context(socket.create_connection(listener.getsockname()))
@@ -235,33 +235,27 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
 
 async def test_worker_leaves_waiting_clients_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "OTHER_WORKERS_SECONDS", 3600.0)
-    server, listener, has_started = Server(), listen("127.0.0.1", 0), asyncio.Event()
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-    worker = HttpServer(config, server.app, has_started.set, shares_listener=True)
-    other = listener.dup()
+    listener = listen("127.0.0.1", 0)
     with ExitStack() as stack:
+        other = stack.enter_context(listener.dup())
         for _ in range(2 * MIN_ACCEPTED):
             stack.enter_context(socket.create_connection(listener.getsockname()))
-        task = asyncio.ensure_future(worker.serve([listener]))
-        await has_started.wait()
-        while not worker.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
-            await asyncio.sleep(0)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert len(worker.server_state.connections) == MIN_ACCEPTED
-        for _ in range(MIN_ACCEPTED):
-            stack.enter_context(other.accept()[0])
-        with pytest.raises(BlockingIOError):
-            other.accept()
-    other.close()
-    worker.should_exit = True
-    await task
+        async with started(Server(), listener, shares_listener=True) as (worker, _, _):
+            while not worker.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
+                await asyncio.sleep(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(worker.server_state.connections) == MIN_ACCEPTED
+            for _ in range(MIN_ACCEPTED):
+                stack.enter_context(other.accept()[0])
+            with pytest.raises(BlockingIOError):
+                other.accept()
 
 
 async def test_waiting_clients_are_answered_at_stop() -> None:
     server = Server()
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+    config = configuration(server)
     config.load()
     running = HttpServer(config, server.app, lambda: None)
     running.lifespan = config.lifespan_class(config)

@@ -25,7 +25,7 @@ from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Program
-from headgate_services.petitions.api.middleware import MetricsMiddleware, TraceMiddleware
+from headgate_services.petitions.api.middleware import TraceMiddleware
 from headgate_services.petitions.api.problems import answer_refusal
 from headgate_services.petitions.api.routes import router
 from headgate_services.petitions.config import PetitionsSettings, load_settings
@@ -74,7 +74,6 @@ def create_app(
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_middleware(SizeGuard, max_bytes=MAX_BODY_BYTES)
-    app.add_middleware(MetricsMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware)
     return app
 

@@ -69,7 +69,7 @@ async def test_two_workers_of_petitions_share_counters_and_metrics(
             statuses, text = await responses(service.url, "POST", "/v1/petition-submissions", [body] * 40)
     assert statuses == {201: 10, 429: 30}
     assert total(text, "petition_rate_limit_hits_total{") == 30
-    assert total(text, 'http_requests_total{endpoint="/v1/petition-submissions"') == 40
+    assert total(text, "petition_rate_limit_checks_total{") == 40
     assert total(text, "petition_queue_depth{") == 10
 
 

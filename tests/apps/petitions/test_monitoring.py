@@ -31,7 +31,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence import (
 )
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from tests.apps.petitions.conftest import Start
-from tests.apps.petitions.support import PATH, rows, someone
+from tests.apps.petitions.support import rows, someone
 
 THREE = PetitionRateLimitConfig(limit_per_hour=3)
 
@@ -95,18 +95,6 @@ async def test_metrics_have_their_names_and_help(start: Start) -> None:
     collector = service.parts.metrics
     assert collector.petition_rate_limit_hits_total in set(collector.registry._collector_to_names)
     assert collector.petition_rate_limit_remaining in set(collector.registry._collector_to_names)
-
-
-async def test_requests_are_counted_by_the_template_of_their_route(start: Start) -> None:
-    service = await start()
-    for _ in range(3):
-        await service.client.get(f"{PATH}/{someone()}")
-    await service.client.get("/nowhere")
-    endpoint = f"{PATH}/{{petition_id}}"
-    assert await service.metric("http_requests_total", endpoint=endpoint, status="404") == 3
-    assert await service.metric("http_requests_total", endpoint="unmatched") == 1
-    service.app.state.parts.metrics.answered("POST", PATH, 429, 0.1)
-    assert await service.metric("http_requests_failed_total", error_type="rate_limited") == 1
 
 
 def test_only_so_many_submitters_have_series_of_their_own(metrics: MetricsCollector) -> None:

@@ -1,9 +1,8 @@
-"""Middleware for trace ids and metrics."""
+"""Middleware for trace ids."""
 
 from __future__ import annotations
 
 import re
-import time
 from uuid import uuid4
 
 import structlog
@@ -12,7 +11,6 @@ from fastapi import Response
 from headgate.http import problem
 from headgate.http.asgi import App, Message, Receive, Scope, Send
 from headgate_services.petitions.api.problems import as_response
-from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 _HEADER = b"x-correlation-id"
 _TRACE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
@@ -59,31 +57,3 @@ def _server_error(path: str, trace_id: str) -> Response:
     detail = "Unexpected error. The log has the traceback with this trace_id."
     members = {"instance": path, "trace_id": trace_id}
     return as_response(problem(500, detail, members=members, media_type=b"application/json"))
-
-
-class MetricsMiddleware:
-    """Counts and measures requests by the template of their route."""
-
-    def __init__(self, app: App, metrics: MetricsCollector) -> None:
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        status = 500
-        begin = time.perf_counter()
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watched)
-        finally:
-            endpoint = getattr(scope.get("route"), "path", "unmatched")
-            method = scope["method"] if endpoint != "unmatched" else "other"
-            self.metrics.answered(method, endpoint, status, time.perf_counter() - begin)

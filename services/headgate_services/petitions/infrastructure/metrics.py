@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from headgate.observe.prometheus import all_processes
 from headgate_server.hosting import METRICS_FOLDER
@@ -74,27 +74,6 @@ class MetricsCollector:
         self.petition_queue_rejections = self._counter(
             "petition_queue_rejections_total", "Petitions refused because too many wait"
         )
-        self.http_requests = self._counter(
-            "http_requests_total", "HTTP requests", "method", "endpoint", "status"
-        )
-        self.http_requests_failed = self._counter(
-            "http_requests_failed_total",
-            "HTTP requests answered with an error",
-            "method",
-            "endpoint",
-            "error_type",
-        )
-        self.http_request_duration = Histogram(
-            "http_request_duration_seconds",
-            "Duration of HTTP requests",
-            (*_ALL, "method", "endpoint"),
-            registry=self.registry,
-        )
-        self.service_starts = self._counter("service_starts_total", "Starts of the service")
-        self.service_starts.labels(*self._base).inc()
-        started = clock()
-        uptime = Gauge("uptime_seconds", "Seconds since the service started", _ALL, registry=self.registry)
-        uptime.labels(*self._base).set_function(lambda: clock() - started)
 
     def checked(self, submitter_id: UUID, result: RateLimitResult) -> None:
         """Count a refusal, and set the gauge of remaining petitions.
@@ -127,16 +106,6 @@ class MetricsCollector:
     def queue_rejected(self) -> None:
         """Count a refusal because the queue is full."""
         self.petition_queue_rejections.labels(*self._base).inc()
-
-    def answered(self, method: str, endpoint: str, status: int, seconds: float) -> None:
-        """Count and measure an HTTP request; `endpoint` is the template of the route."""
-        self.http_requests.labels(*self._base, method, endpoint, str(status)).inc()
-        self.http_request_duration.labels(*self._base, method, endpoint).observe(seconds)
-        if status >= 400:
-            error_type = (
-                "rate_limited" if status == 429 else "server_error" if status >= 500 else "client_error"
-            )
-            self.http_requests_failed.labels(*self._base, method, endpoint, error_type).inc()
 
     def render(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

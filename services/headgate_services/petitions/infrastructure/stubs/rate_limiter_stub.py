@@ -23,22 +23,11 @@ class RateLimiterStub:
         self._window_minutes = window_minutes
         self._initial = count
         self._counts: dict[UUID, int] = {}
-        self._reset_at: datetime | None = None
-
-    @classmethod
-    def allowing(cls, limit: int = 10) -> RateLimiterStub:
-        """Return a stub without counts."""
-        return cls(limit)
 
     @classmethod
     def at_limit(cls, limit: int = 10) -> RateLimiterStub:
         """Return a stub with every submitter at the limit."""
         return cls(limit, count=limit)
-
-    @classmethod
-    def over_limit(cls, limit: int = 10, excess: int = 5) -> RateLimiterStub:
-        """Return a stub with every submitter above the limit."""
-        return cls(limit, count=limit + excess)
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
         """Return the configured result."""
@@ -46,7 +35,7 @@ class RateLimiterStub:
         return RateLimitResult(
             allowed=count < self._limit,
             remaining=max(0, self._limit - count),
-            reset_at=self._reset_at or datetime.now(UTC) + timedelta(minutes=self._window_minutes),
+            reset_at=datetime.now(UTC) + timedelta(minutes=self._window_minutes),
             current_count=count,
             limit=self._limit,
         )
@@ -77,21 +66,3 @@ class RateLimiterStub:
     def set_count(self, submitter_id: UUID, count: int) -> None:
         """Set the count of a submitter."""
         self._counts[submitter_id] = count
-
-    def set_limit(self, limit: int) -> None:
-        """Set the limit."""
-        self._limit = limit
-
-    def set_reset_at(self, reset_at: datetime | None) -> None:
-        """Set the reported reset time; `None` for a window from now."""
-        self._reset_at = reset_at
-
-    def reset_submitter(self, submitter_id: UUID) -> None:
-        """Clear the count of a submitter."""
-        self._counts.pop(submitter_id, None)
-
-    def reset(self) -> None:
-        """Clear everything except the limit."""
-        self._counts.clear()
-        self._initial = 0
-        self._reset_at = None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from headgate.testing.postgres_server import PostgresServer, new_database
-from headgate_server import kept_result
-from headgate_server.cli import main
+from headgate_server import cli, kept_result
 from tests.apps.processes import is_setting
 from tests.apps.timeouts import Timeouts
 
@@ -41,6 +41,14 @@ def _fresh_readiness() -> Iterator[None]:
     """Query the stores on every request to `/readyz`; `test_health` checks the cache."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(kept_result, "KEPT_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_parser() -> Iterator[None]:
+    """Build the parser of `headgate` once; it takes longer than most commands."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(cli, "make_parser", cache(cli.make_parser))
         yield
 
 
@@ -82,7 +90,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         with monkeypatch.context() as patches:
             for name, value in variables.items():
                 patches.setenv(name, str(value))
-            code = main(list(arguments))
+            code = cli.main(list(arguments))
         output = capsys.readouterr()
         return code or 0, output.out + output.err
 

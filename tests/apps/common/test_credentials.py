@@ -139,8 +139,10 @@ def output_of(program: str, given: object, folder: Path) -> str:
 
 COMMANDS = """
 import json, socket, sys
+from functools import cache
 from pathlib import Path
-from headgate_server.cli import main
+from headgate_server import cli
+cli.make_parser = cache(cli.make_parser)  # takes most of the time of a command
 taken = socket.create_server(("127.0.0.1", 0))
 port = str(taken.getsockname()[1])
 config = Path("headgate.toml")
@@ -154,7 +156,7 @@ for command, urls in json.loads(sys.stdin.read()).items():
             "migrate": ["migrate", url],
         }[command]
         try:
-            main(arguments)
+            cli.main(arguments)
         except SystemExit:
             pass
         print("tried", flush=True)

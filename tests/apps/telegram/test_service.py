@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -12,9 +13,10 @@ from headgate_server.cli import main
 from tests.apps.conftest import Command
 from tests.apps.processes import service_process
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
-from tests.apps.telegram.conftest import SECRET
+from tests.apps.telegram.conftest import SECRET, Service
 from tests.apps.telegram.updates import text_update, topic_update
 
+Start = Callable[..., Awaitable[Service]]
 REFUSAL = "You've reached the message limit. Please try again later."
 
 
@@ -35,22 +37,27 @@ def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
 
 
 async def test_the_limit_outlives_a_restart(
-    tmp_path: Path, environment: dict[str, str], bot: Bot, token: str
+    tmp_path: Path,
+    start: Start,
+    environment: dict[str, str],
+    bot: Bot,
+    token: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Counts are in a file: first with the service in this process, then with `headgate run telegram`."""
+    monkeypatch.chdir(tmp_path)
+    before = await start(kv=None, handler="configured", clock=None, **environment)
+    await before.send(text_update(text="one"), text_update(text="two"))
     headers = {"X-Telegram-Bot-Api-Secret-Token": SECRET}
-    for updates in (
-        [text_update(text="one"), text_update(text="two")],
-        [topic_update(77, text="three"), topic_update(77, text="four")],
+    async with (
+        service_process("telegram", tmp_path, **environment) as service,
+        httpx.AsyncClient(base_url=service.url) as client,
     ):
-        async with (
-            service_process("telegram", tmp_path, **environment) as service,
-            httpx.AsyncClient(base_url=service.url) as client,
-        ):
-            assert (await client.get("/")).text == "OK"
-            assert (await client.post("/telegram/webhook", json={})).status_code == 401
-            for update in updates:
-                response = await client.post("/telegram/webhook", json=update, headers=headers)
-                assert (response.status_code, response.json()) == (200, {"ok": True})
+        assert (await client.get("/")).text == "OK"
+        assert (await client.post("/telegram/webhook", json={})).status_code == 401
+        for update in (topic_update(77, text="three"), topic_update(77, text="four")):
+            response = await client.post("/telegram/webhook", json=update, headers=headers)
+            assert (response.status_code, response.json()) == (200, {"ok": True})
     assert [sent["text"] for sent in bot.sent()] == ["one", "two", "three", REFUSAL]
     log = "".join(service.log)
     assert "user 42 has reached the message limit" in log

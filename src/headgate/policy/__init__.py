@@ -13,6 +13,7 @@ from headgate.policy.model import (
     ServerPolicy,
     TokenPolicy,
 )
+from headgate.policy.proxies import DescriptorPolicy, DomainPolicy, EnvoyPolicy, GatePolicy, KeySource
 from headgate.policy.shadows import SHADOW, ShadowCount
 
 __all__ = [
@@ -21,6 +22,11 @@ __all__ = [
     "AsyncLivePolicy",
     "AsyncPolicyLimiter",
     "AsyncVersion",
+    "DescriptorPolicy",
+    "DomainPolicy",
+    "EnvoyPolicy",
+    "GatePolicy",
+    "KeySource",
     "LimiterPolicy",
     "LivePolicy",
     "Permission",

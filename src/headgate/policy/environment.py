@@ -68,6 +68,9 @@ def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
             yield ("limiters", name, key)
     for key in sorted(SERVER_KEYS):
         yield ("server", key)
+    if isinstance(document.get("envoy"), dict):
+        yield ("envoy", "host")
+        yield ("envoy", "port")
     server = document.get("server")
     tokens = server.get("tokens") if isinstance(server, dict) else None
     for name in tokens if isinstance(tokens, dict) else ():

@@ -13,6 +13,7 @@ from headgate.observe.redaction import redact
 from headgate.outage.policies import Local, OnStoreError
 from headgate.policy.environment import PREFIX, variables_of
 from headgate.policy.model import LimiterPolicy, Policy, ServerPolicy, tiers_of
+from headgate.policy.proxies import EnvoyPolicy, GatePolicy
 from headgate.quota import Quota, format_period, period_in_words
 from headgate.rules import REQUESTS, SHARED, Rule
 
@@ -35,6 +36,10 @@ def explain(policy: Policy) -> str:
     paragraphs = [list(_limiter(limiter)) for limiter in policy.limiters.values()]
     if policy.server != ServerPolicy():
         paragraphs.append(list(_server(policy.server)))
+    if policy.envoy is not None:
+        paragraphs.append(list(_envoy(policy.envoy)))
+    if policy.gate.limiters:
+        paragraphs.append(list(_gate(policy.gate)))
     return "\n\n".join(map("\n".join, paragraphs))
 
 
@@ -81,6 +86,21 @@ def _server(server: ServerPolicy) -> Iterator[str]:
     if server.record is not None:
         keys = "keys" if server.record_keys == "plain" else "digests of keys"
         yield f"  Decisions are recorded to {server.record} with {keys}, up to {server.record_bytes:,} bytes."
+
+
+def _envoy(envoy: EnvoyPolicy) -> Iterator[str]:
+    host = f"[{envoy.host}]" if ":" in envoy.host else envoy.host
+    yield f"envoy: the rate-limit service listens on {host}:{envoy.port}"
+    for name, domain in envoy.domains.items():
+        together = "together" if domain.atomic else "independently"
+        yield f"  - domain {name!r}: limiter {domain.limiter}, descriptors are decided {together}"
+
+
+def _gate(gate: GatePolicy) -> Iterator[str]:
+    yield f"gate: trusts X-Forwarded-For from {', '.join(gate.proxies) or 'nobody'}"
+    for name, sources in gate.limiters.items():
+        parts = [f"{scope} = {source}" if scope else str(source) for scope, source in sources.items()]
+        yield f"  - /v1/gate/{name} counts by {', '.join(parts)}"
 
 
 def _rule(rule: Rule) -> str:
@@ -173,6 +193,12 @@ def describe_changes(old: Policy, new: Policy) -> list[str]:
     found = list(_changed_limiters(old.limiters, new.limiters))
     if server := list(_changed_server(old.server, new.server)):
         found.append(f"server: {', '.join(server)}")
+    if (old.envoy and (old.envoy.host, old.envoy.port)) != (new.envoy and (new.envoy.host, new.envoy.port)):
+        found.append("envoy: address (after a restart)")
+    if (old.envoy and old.envoy.domains) != (new.envoy and new.envoy.domains):
+        found.append("envoy: domains")
+    if old.gate != new.gate:
+        found.append("gate")
     return found
 
 

@@ -31,7 +31,9 @@
     port = 8080
     [server.tokens.gateway]
     sha256 = "…"                     # 64 digits; `headgate token` creates a token and prints them
-    may = ["decide"]                 # and "administer"
+    may = ["decide"]                 # and "administer", and "gate" for proxies
+
+The sections for proxies, `[envoy]` and `[gate]`, are described in `headgate.policy.proxies`.
 
 `HEADGATE_LIMITERS__LOGIN__RULES='["10/minute"]'` replaces that value: the path in capitals, its parts joined by two
 underscores, every character that is not a letter or digit replaced by one underscore. The value is parsed as TOML, or used
@@ -69,6 +71,7 @@ from headgate.policy.model import (
     frozen_key,
 )
 from headgate.policy.positions import Path, positions
+from headgate.policy.proxies import ENVOY_KEYS, GATE_KEYS, read_envoy, read_gate
 from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, period_from
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
 from headgate.stores import check_url
@@ -76,6 +79,7 @@ from headgate.stores.base import check_deadline
 
 T = TypeVar("T")
 
+_TOP_KEYS = {"allow_removal", "store", "limiters", "server", "envoy", "gate"}
 _RULE_KEYS = {
     "quota",
     "kind",
@@ -180,18 +184,22 @@ class _PolicyReader:
         self.variables = replace_values(document, environment)
 
     def policy(self) -> Policy:
-        document = _Section(self, self.document, (), {"allow_removal", "store", "limiters", "server"})
+        document = PolicySection(self, self.document, (), _TOP_KEYS)
         url = document.section("store", {"url"}).store("url", "memory://")
         limiters = document.section("limiters")
         if not limiters.values:
             raise document.error('no limiters; write for example [limiters.login] with rules = ["5/minute"]')
+        by_name = MappingProxyType({name: self._limiter(limiters, name, url) for name in limiters.values})
+        has_envoy = "envoy" in document.values
         return Policy(
-            MappingProxyType({name: self._limiter(limiters, name, url) for name in limiters.values}),
+            by_name,
             self._server(document.section("server", SERVER_KEYS)),
             document.flag("allow_removal", False),
+            read_envoy(document.section("envoy", ENVOY_KEYS), by_name) if has_envoy else None,
+            read_gate(document.section("gate", GATE_KEYS), by_name),
         )
 
-    def _limiter(self, limiters: _Section, name: str, default_store: str) -> LimiterPolicy:
+    def _limiter(self, limiters: PolicySection, name: str, default_store: str) -> LimiterPolicy:
         table = limiters.section(name, LIMITER_KEYS)
         if "rules" not in table.values:
             raise table.error(f'limiter {name!r} has no rules; write for example rules = ["5/minute"]')
@@ -226,7 +234,7 @@ class _PolicyReader:
         if isinstance(spec, str):
             text = spec
             return list(self.trying(path, lambda: rules_from([text]))), False
-        table = _Section(self, spec, path, _RULE_KEYS)
+        table = PolicySection(self, spec, path, _RULE_KEYS)
         if "quota" not in table.values:
             raise table.error('a rule needs a quota, as in { quota = "5/minute" }')
         kind, quota, span = self._kind_and_quota(table)
@@ -255,7 +263,7 @@ class _PolicyReader:
         tiers = {tier: given.quota_of(rule, tier) for tier in given.values}
         return [replace(rule, tiers=MappingProxyType(tiers))], table.flag("shadow", False)
 
-    def _kind_and_quota(self, table: _Section) -> tuple[Kind, Quota, Span | None]:
+    def _kind_and_quota(self, table: PolicySection) -> tuple[Kind, Quota, Span | None]:
         """Return kind and quota of a rule, and the span of a calendar rule."""
         kinds: tuple[Kind, ...] = get_args(Kind)
         kind = table.choice("kind", None, kinds) if "kind" in table.values else None
@@ -273,21 +281,21 @@ class _PolicyReader:
         quota = table.trying(lambda: Quota.parse(text), "quota")
         return kind or ("sliding_window" if quota.burst is None else "token_bucket"), quota, None
 
-    def _overrides(self, table: _Section, rules: tuple[Rule, ...]) -> dict[object, dict[str, Quota]]:
+    def _overrides(self, table: PolicySection, rules: tuple[Rule, ...]) -> dict[object, dict[str, Quota]]:
         """Return the overridden quotas by rule name, by key."""
         value = table.values.get("overrides", [])
         if not isinstance(value, list):
             raise table.error("overrides is an array of tables: [[limiters.NAME.overrides]]", "overrides")
         overrides: dict[object, dict[str, Quota]] = {}
         for index, entry in enumerate(value):
-            own = _Section(self, entry, (*table.path, "overrides", index), {"key", "rules"})
+            own = PolicySection(self, entry, (*table.path, "overrides", index), {"key", "rules"})
             own_quotas, key = self._override_quotas(own, rules), self._override_key(own, rules)
             if key in overrides:
                 raise own.error(f"key {entry['key']!r} is overridden twice", "key")
             overrides[key] = own_quotas
         return overrides
 
-    def _override_quotas(self, table: _Section, rules: tuple[Rule, ...]) -> dict[str, Quota]:
+    def _override_quotas(self, table: PolicySection, rules: tuple[Rule, ...]) -> dict[str, Quota]:
         if "key" not in table.values or "rules" not in table.values:
             raise table.error('an override needs a key and rules = { NAME = "QUOTA" }')
         quotas = table.section("rules")
@@ -297,7 +305,7 @@ class _PolicyReader:
             raise quotas.error(f"no rule is called {min(unknown)!r}; the rules are {known}", min(unknown))
         return {name: quotas.quota_of(by_name[name], name) for name in quotas.values}
 
-    def _override_key(self, table: _Section, rules: tuple[Rule, ...]) -> object:
+    def _override_key(self, table: PolicySection, rules: tuple[Rule, ...]) -> object:
         key = table.values["key"]
         named = sorted({rule.scope for rule in rules if rule.scope is not None} - {SHARED})
         if isinstance(key, dict):
@@ -316,7 +324,7 @@ class _PolicyReader:
             )
         return frozen_key(key)
 
-    def _server(self, table: _Section) -> ServerPolicy:
+    def _server(self, table: PolicySection) -> ServerPolicy:
         usual = ServerPolicy()
         return ServerPolicy(
             host=table.text("host", usual.host),
@@ -330,7 +338,7 @@ class _PolicyReader:
             tokens=MappingProxyType(self._tokens(table.section("tokens"))),
         )
 
-    def _tokens(self, table: _Section) -> dict[str, TokenPolicy]:
+    def _tokens(self, table: PolicySection) -> dict[str, TokenPolicy]:
         tokens: dict[str, TokenPolicy] = {}
         names: dict[str, str] = {}
         for name in table.values:
@@ -340,7 +348,7 @@ class _PolicyReader:
                 raise table.error(f"{other!r} has the same token; make another one", name, "sha256")
         return tokens
 
-    def _token(self, table: _Section) -> TokenPolicy:
+    def _token(self, table: PolicySection) -> TokenPolicy:
         if not table.values.keys() >= TOKEN_KEYS - {"expires"}:
             raise table.error(
                 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
@@ -353,7 +361,7 @@ class _PolicyReader:
             )
         may = table.values["may"]
         if not isinstance(may, list) or not may:
-            raise table.error('may is an array of "decide" and "administer"', "may")
+            raise table.error('may is an array of "decide", "administer" and "gate"', "may")
         return TokenPolicy(
             digest,
             frozenset(table.chosen(one, PERMISSIONS, "may", place) for place, one in enumerate(may)),
@@ -387,7 +395,7 @@ class _PolicyReader:
         return PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
 
 
-class _Section:
+class PolicySection:
     """A table of the document, with methods that return checked entries.
 
     Args:
@@ -417,9 +425,26 @@ class _Section:
         """Return the result of a function; add the position of an entry to its errors."""
         return self._reader.trying((*self.path, *parts), make)
 
-    def section(self, name: str, known: Set[str] | None = None) -> _Section:
+    def section(self, name: str, known: Set[str] | None = None) -> PolicySection:
         """Return a table within this one; empty if it is missing."""
-        return _Section(self._reader, self.values.get(name, {}), (*self.path, name), known)
+        return PolicySection(self._reader, self.values.get(name, {}), (*self.path, name), known)
+
+    def sections(self, name: str, known: Set[str]) -> list[PolicySection]:
+        """Return the tables of an array within this one; none if it is missing."""
+        value = self.values.get(name, [])
+        if not isinstance(value, list):
+            raise self.error("an array of tables is wanted", name)
+        path = (*self.path, name)
+        return [
+            PolicySection(self._reader, entry, (*path, index), known) for index, entry in enumerate(value)
+        ]
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the texts of an array; none if it is missing."""
+        value = self.values.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+            raise self.error(f"an array of texts is wanted, not {value!r}", name)
+        return tuple(value)
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self.values.get(name, default)

@@ -12,13 +12,14 @@ from headgate._limiting import HeaderStyle
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
 from headgate.outage.policies import OnOverload, OnStoreError
+from headgate.policy.proxies import EnvoyPolicy, GatePolicy
 from headgate.quota import Quota, Quotas
 from headgate.rules import Rule
 
 RecordKeys = Literal["plain", "hashed"]
-Permission = Literal["decide", "administer"]
+Permission = Literal["decide", "administer", "gate"]
 """A permission of a token."""
-PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
+PERMISSIONS: tuple[Permission, ...] = ("decide", "administer", "gate")
 """All permissions."""
 
 
@@ -135,7 +136,7 @@ class TokenPolicy:
 
     Attributes:
         sha256: SHA-256 of the token, as 64 hexadecimal digits in lower case.
-        may: `"decide"`: request decisions; `"administer"`: reset counts.
+        may: `"decide"`: request decisions; `"administer"`: reset counts; `"gate"`: ask for the clients of a proxy.
         expires: Expiry in seconds since the epoch; `None` for never.
     """
 
@@ -187,11 +188,15 @@ class Policy:
         limiters: All limiters by name.
         server: Settings of the server.
         allow_removal: Whether a reload may remove limiters.
+        envoy: The rate-limit service of Envoy; `None` without one.
+        gate: The gate for other proxies.
     """
 
     limiters: Mapping[str, LimiterPolicy]
     server: ServerPolicy = field(default_factory=ServerPolicy)
     allow_removal: bool = False
+    envoy: EnvoyPolicy | None = None
+    gate: GatePolicy = field(default_factory=GatePolicy)
 
 
 def tiers_of(rules: Iterable[Rule]) -> frozenset[str]:

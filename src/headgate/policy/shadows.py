@@ -104,14 +104,15 @@ class ShadowRule:
         self._hooks = hooks
         # The tiers that would be known if the rule were live.
         self._known = tiers_of((*policy.rules, rule))
-        # With a cost per live rule, the cost of this rule is that of a live rule with the same unit.
+        # With a cost per live rule, the cost of this rule is that of a live rule with the same unit, if possible with the
+        # same scope too.
+        alike = [
+            i
+            for i, live in enumerate(policy.rules)
+            if live.unit == rule.unit and (live.kind == "concurrent") is (rule.kind == "concurrent")
+        ]
         self._like = next(
-            (
-                i
-                for i, live in enumerate(policy.rules)
-                if live.unit == rule.unit and (live.kind == "concurrent") is (rule.kind == "concurrent")
-            ),
-            None,
+            (i for i in alike if policy.rules[i].scope == rule.scope), alike[0] if alike else None
         )
         self._gate = gate
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+# begin async only
+from dataclasses import replace
+
+# end async only
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate.clock import Clock
@@ -51,6 +55,10 @@ class AsyncVersion(AsyncLimiter):
         self.headers = policy.headers
         self.terms_for = None if policy.keeps_terms else policy.terms_for
         self._policy_hooks = hooks
+        # begin async only
+        self._shadow_hooks = shadow_hooks
+        self._own_clock = clock
+        # end async only
         self._shadowed: AsyncShadowedGate | None = None
         tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
         self.shadows = tuple(
@@ -94,6 +102,24 @@ class AsyncVersion(AsyncLimiter):
         self._shadowed = AsyncShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
         return self._shadowed, new_hold
 
+    # begin async only
+    def part(
+        self, rules: tuple[Rule, ...], shadow: tuple[Rule, ...] = (), *, deadline: float | None = None
+    ) -> AsyncVersion:
+        """Return the same limiter with other rules, usually some of its own; those keep their counts.
+
+        Args:
+            rules: The live rules.
+            shadow: The shadow rules.
+            deadline: Seconds to wait for a network store, if that is shorter than the limiter's deadline.
+        """
+        deadlines = [each for each in (self.policy.deadline, deadline) if each is not None]
+        least = min(deadlines) if deadlines and self.store.remote else self.policy.deadline
+        policy = replace(self.policy, rules=rules, shadow=shadow, deadline=least)
+        hooks, shadow_hooks = self._policy_hooks, self._shadow_hooks
+        return AsyncVersion(policy, self.store, self._own_clock, hooks, shadow_hooks, self)
+
+    # end async only
     def _in_memory(self, clock: Clock | None) -> AsyncVersion:
         """See `Limiter._in_memory`."""
         return AsyncVersion(self.policy, MemoryStore(clock=clock))

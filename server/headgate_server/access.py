@@ -27,8 +27,11 @@ from headgate_server.problems import ApiProblem, Field
 
 audit = logging.getLogger(AUDIT)
 
-Needed = Literal["nothing", "token", "decide", "administer"]
+Needed = Literal["nothing", "token", "decide", "administer", "gate"]
 """The permission that a request needs; `token` is any valid token."""
+
+GATE_TOKEN = b"headgate-token"
+"""The field with the token of a proxy, which passes on the `Authorization` of its clients."""
 
 _FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Header fields that proxies add."""
@@ -91,7 +94,10 @@ def check_access(
     """
     tokens = policy.server.tokens
     if not tokens and not had_tokens:
-        _check_local(scope, fields)
+        if needed == "gate":
+            _check_local_proxy(scope)
+        else:
+            _check_local(scope, fields)
         return _EVERYTHING
     if needed == "nothing":
         return _NOTHING
@@ -133,13 +139,18 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def _check_local(scope: Mapping[str, Any], fields: HeaderFields) -> None:
+def _check_local_proxy(scope: Mapping[str, Any]) -> None:
+    """Refuse a proxy on another machine. A local one may send forwarded fields and any `Host`: it asks for its clients."""
     arrived_at = (scope.get("server") or ("",))[0]
     if not (is_loopback(arrived_at) or arrived_at.startswith("/")):  # a Unix socket
         raise ApiProblem(
             403,
             "the policy has no tokens, so only this machine has access; add [server.tokens.NAME] to the policy",
         )
+
+
+def _check_local(scope: Mapping[str, Any], fields: HeaderFields) -> None:
+    _check_local_proxy(scope)
     if not _FORWARDED.isdisjoint(fields):
         raise ApiProblem(
             403,
@@ -167,9 +178,14 @@ def _is_loopback_authority(authority: bytes) -> bool:
 
 
 def _check_token(tokens: Mapping[str, TokenPolicy], needed: Needed, fields: HeaderFields) -> Access:
-    scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() != b"bearer" or not token.strip():
-        raise ApiProblem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
+    if needed == "gate":
+        token = fields.get(GATE_TOKEN, b"")
+        if not token.strip():
+            raise ApiProblem(401, "the proxy needs a token: Headgate-Token: TOKEN", (_BAD_TOKEN,))
+    else:
+        scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not token.strip():
+            raise ApiProblem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
     digest = sha256(token.strip()).hexdigest()
     name = _find(tokens, digest)
     if name is None:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -21,6 +21,7 @@ from headgate_server.access import HeaderFields, check_access, header_fields
 from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
 from headgate_server.events import STALLED, Events
+from headgate_server.gate import ProxyGate, gate_routes
 from headgate_server.holds import HoldBook
 from headgate_server.idempotency import IdempotentCalls
 from headgate_server.metrics import ServerMetrics
@@ -47,10 +48,21 @@ TIDY_SECONDS = 10.0
 PUBLISH_SECONDS = 0.05
 """Seconds for all workers to publish their figures before these are summed, so that all workers get the same sum."""
 
-NOT_MODIFIED = 304
+BODILESS = (204, 304)
+"""Statuses of responses without a body, and so without its length."""
 
 _READY = (Reply, Stream)
 _TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest need not be read
+
+
+class Companion(Protocol):
+    """Another server in the same event loop."""
+
+    async def start(self) -> None:
+        """Listen and answer."""
+
+    async def stop(self) -> None:
+        """Finish the calls in progress, and close the port."""
 
 
 class _Gone(Exception):
@@ -65,6 +77,7 @@ class App:
         statistics: The figures; one of the policy's hooks.
         metrics: The metrics for Prometheus; their hooks are among the policy's hooks.
         demo: The demo, if this server is part of it.
+        companions: Started and stopped with the application.
 
     Attributes:
         live: The limiters.
@@ -76,8 +89,10 @@ class App:
         statistics: Statistics,
         metrics: ServerMetrics | None = None,
         demo: Demo | None = None,
+        companions: Sequence[Companion] = (),
     ) -> None:
         statistics.demo = demo
+        self._companions = companions
         self.live = live
         self._statistics = statistics
         self._metrics = metrics
@@ -91,6 +106,7 @@ class App:
         self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._check_tokens)
         table = endpoints(self._operations, self._events, statistics.history, self._candidates, metrics, demo)
+        table += gate_routes(ProxyGate(live))
         self._router = Router(table)
         self._decoders = {
             id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
@@ -139,7 +155,7 @@ class App:
             body = await asyncio.ensure_future(_arriving_body(receive, largest)) if whole is None else whole
             arguments = (self._decoded(endpoint, body), *values)
         if endpoint.wants_request:
-            arguments = (ApiRequest(fields, *access), *arguments)
+            arguments = (ApiRequest(fields, *access, scope), *arguments)
         if endpoint.charges and b"idempotency-key" in fields and (limiter := self.live.get(values[0])):
             handle, key = partial(endpoint.handle, *arguments), fields[b"idempotency-key"]
             return await self._idempotent.answer(
@@ -210,8 +226,12 @@ class App:
                 await self._ping_stores()
                 await self._tick(int(time.time()))
                 tasks = [asyncio.ensure_future(work) for work in self._background()]
+                for companion in self._companions:
+                    await companion.start()
             else:
                 self.end_streams()
+                for companion in self._companions:
+                    await companion.stop()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -327,7 +347,7 @@ def _too_large(largest: int) -> ApiProblem:
 
 async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     headers, body = list(reply.fields), reply.body
-    if reply.status != NOT_MODIFIED:
+    if reply.status not in BODILESS:
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

@@ -22,9 +22,11 @@ __all__ = [
     "MAX_PORT",
     "METRICS_FOLDER",
     "PortTaken",
+    "authority_of",
     "configuration",
     "exit_on_sigterm",
     "listen",
+    "reserve",
     "serve",
     "serve_in_worker",
     "url_of",
@@ -71,10 +73,28 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that keeps an address for sockets of this user with `SO_REUSEPORT`; it does not listen.
+
+    Raises:
+        ConfigError: The address is not available.
+    """
+    with listen(host, port) as probe:  # refuses an address on which another program listens
+        address, family = probe.getsockname(), probe.family
+    keeper = socket.socket(family)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    keeper.bind(address)
+    return keeper
+
+
 def url_of(listener: socket.socket) -> str:
     """Return the HTTP address of a listening socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{_authority(host, port)}"
+    return f"http://{authority_of(listener)}"
+
+
+def authority_of(listener: socket.socket) -> str:
+    """Return host and port of a socket as one text."""
+    return _authority(*listener.getsockname()[:2])
 
 
 def _authority(host: str, port: int) -> str:

@@ -5,9 +5,10 @@ The list of routes is a value: the router and the OpenAPI document are made from
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -89,6 +90,8 @@ class ApiRequest(NamedTuple):
     """The digest of the token; empty without one."""
     name: str = ""
     """The name of the token in the policy."""
+    scope: Mapping[str, Any] = MappingProxyType({})
+    """The ASGI scope."""
 
 
 @dataclass(slots=True)

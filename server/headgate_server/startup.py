@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from headgate import ConfigError, HeadgateError, StoreError, StoreMisconfigured
@@ -14,8 +15,8 @@ from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, Policy, PolicyError, load_policy
 from headgate_server.access import is_loopback
 from headgate_server.app import App
-from headgate_server.factory import open_app, recorders
-from headgate_server.hosting import listen, url_of
+from headgate_server.factory import envoy_service, open_app, recorders
+from headgate_server.hosting import authority_of, listen, reserve, url_of
 from headgate_server.http.server import run
 from headgate_server.logs import log_to_stderr
 from headgate_server.snapshots import SharedFolder
@@ -32,6 +33,7 @@ def serve(
     host: str | None = None,
     port: int | None = None,
     workers: int = 1,
+    grpc_port: int | None = None,
     demo: Demo | None = None,
 ) -> int:
     """Serve a policy file until SIGINT or SIGTERM, and return the exit code, which is 0.
@@ -43,6 +45,7 @@ def serve(
         host: The address to listen on, instead of the one in the file's `[server]`.
         port: The port, likewise; 0 for any free one, which is printed.
         workers: The number of processes; with several, every limiter needs a shared store.
+        grpc_port: The port of Envoy's rate-limit service, instead of the one in the file's `[envoy]`.
         demo: The demo that the dashboard shows.
 
     Raises:
@@ -58,12 +61,20 @@ def serve(
     log_to_stderr()
     check_stores(policy)
     listener = listen(host, port)
-    message = _greeting(listener, config, policy, workers)
-    if workers > 1:
-        function = "headgate_server.startup:serve_worker"
-        run_workers(function, [str(config)], listener, workers, lambda: _print(message), SharedFolder.retire)
-    else:
-        run(open_app(config, demo=demo), listener, lambda: _print(message))
+    with ExitStack() as stack:
+        envoy = _reserve_envoy(policy, grpc_port)
+        message = _greeting(listener, config, policy, workers)
+        arguments = [str(config)]
+        if envoy is not None:
+            stack.enter_context(envoy)
+            arguments.append(authority_of(envoy))
+            message += f"\nheadgate: Envoy's rate-limit service listens on {authority_of(envoy)}"
+        if workers > 1:
+            function = "headgate_server.startup:serve_worker"
+            run_workers(function, arguments, listener, workers, lambda: _print(message), SharedFolder.retire)
+        else:
+            app = open_app(config, demo=demo, envoy_address=authority_of(envoy) if envoy else None)
+            run(app, listener, lambda: _print(message))
     _print("headgate: stopped")
     return 0
 
@@ -131,11 +142,28 @@ def check_recording(policy: Policy) -> None:
         recorder.close()
 
 
-def serve_worker(worker: Worker, config: str) -> int:
+def _reserve_envoy(policy: Policy, port: int | None) -> socket.socket | None:
+    """Return a socket that reserves the address of Envoy's rate-limit service; `None` without it.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    envoy = policy.envoy
+    if envoy is None:
+        if port is not None:
+            raise ConfigError("--grpc needs [envoy] in the policy, with its domains")
+        return None
+    envoy_service()  # refuses missing packages once, instead of in every worker
+    check_address(policy, envoy.host)
+    return reserve(envoy.host, envoy.port if port is None else port)
+
+
+def serve_worker(worker: Worker, config: str, envoy_address: str | None = None) -> int:
     """Serve a policy file in one of several processes, and return the exit code."""
     log_to_stderr(f"worker {worker.name}")
     try:
-        app = open_app(config, shared_folder=SharedFolder(worker.folder, worker.name))
+        shared = SharedFolder(worker.folder, worker.name)
+        app = open_app(config, shared_folder=shared, envoy_address=envoy_address)
     except HeadgateError as error:
         print(f"headgate: {error}", file=sys.stderr)
         return 1

@@ -117,6 +117,7 @@ THIRD_PARTIES = {
     "headgate.testing": {"hypothesis", "pytest"},
     "headgate.testing.postgres_server": {"psycopg"},
     "headgate_server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
+    "headgate_server.envoy": {"google", "grpc", "yaml"},
     "headgate_server.http": {"httptools"},
     "headgate_services.demo": {"fastapi", "httpx", "structlog", "uvicorn"},
     "headgate_services.common.databases": {"sqlalchemy"},

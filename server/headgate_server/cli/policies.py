@@ -28,7 +28,7 @@ from headgate_server.cli.common import (
 if TYPE_CHECKING:
     from headgate.policy import Policy
 
-PERMISSIONS = ("decide", "administer")
+PERMISSIONS = ("decide", "administer", "gate")
 """The permissions of a token."""
 
 
@@ -87,6 +87,12 @@ def add(commands: Commands) -> None:
         metavar="N",
         help="number of processes (default: 1)",
     )
+    serve.add_argument(
+        "--grpc",
+        type=port,
+        metavar="N",
+        help="port of Envoy's rate-limit service (default: [envoy] port of the file, or 8081)",
+    )
 
     token = commands.add(
         "token",
@@ -104,7 +110,7 @@ def add(commands: Commands) -> None:
         "--may",
         action="append",
         choices=PERMISSIONS,
-        help="its permission; may be given twice (default: decide)",
+        help="its permission; may be repeated (default: decide)",
     )
     token.add_argument(
         "--days",
@@ -168,7 +174,9 @@ def _ping_stores(policy: Policy) -> list[dict[str, str | None]]:
 
 def _serve(options: argparse.Namespace) -> int:
     file = existing_policy(options.config)
-    return headgate_server.serve(file, host=options.host, port=options.port, workers=options.workers)
+    return headgate_server.serve(
+        file, host=options.host, port=options.port, workers=options.workers, grpc_port=options.grpc
+    )
 
 
 def _token(options: argparse.Namespace) -> None:

@@ -152,7 +152,7 @@ class HttpExchange:
         head = encoded_head(status, self._with_close(fields)) + connection.default_fields()
         if self.scope["method"] == "HEAD":
             response = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
-        elif status == NOT_MODIFIED:
+        elif status in (NO_CONTENT, NOT_MODIFIED):
             response = head + b"\r\n"
         else:
             response = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)

@@ -140,10 +140,27 @@ def test_serve_passes_its_options_to_the_server(
 ) -> None:
     write_policy(SMALLEST)
     assert main(["serve"]) == 3
-    assert main(["serve", "--config", "headgate.toml", "--host", "::1", "--port", "0", "--workers", "4"]) == 3
+    assert (
+        main(
+            [
+                "serve",
+                "--config",
+                "headgate.toml",
+                "--host",
+                "::1",
+                "--port",
+                "0",
+                "--workers",
+                "4",
+                "--grpc",
+                "0",
+            ]
+        )
+        == 3
+    )
     assert served == [
-        ("headgate.toml", {"host": None, "port": None, "workers": 1}),
-        ("headgate.toml", {"host": "::1", "port": 0, "workers": 4}),
+        ("headgate.toml", {"host": None, "port": None, "workers": 1, "grpc_port": None}),
+        ("headgate.toml", {"host": "::1", "port": 0, "workers": 4, "grpc_port": 0}),
     ]
 
 

@@ -1,0 +1,131 @@
+"""The rules of a limiter that decide a request: those whose scopes its descriptors have.
+
+Each combination of scopes is a limiter with a part of the rules. The counts do not depend on the combination, because a
+state belongs to the limiter's name, the rule and the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate import Rule
+from headgate.http import Writer
+from headgate.policy import AsyncVersion
+from headgate.quota import Quota
+from headgate.rules import make_rule
+from headgate.stores import Request
+from headgate_server.envoy.matching import Asked
+
+Terms = str | tuple[Quota | None, ...] | None
+"""The tier of a request, or the quota of each rule."""
+
+MAX_PARTS = 1_024
+"""Cached combinations of a limiter; Envoy's configuration has few."""
+
+DEADLINES_MS = (5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1_000, 2_000, 5_000)
+"""Deadlines of calls are rounded down to one of these, so that few limiters are bound."""
+
+MARGIN_MS = 2
+"""Milliseconds of a call's deadline that are left for the answer."""
+
+
+def rounded_deadline(remaining: float | None) -> float | None:
+    """Return the seconds that the store may take if this is left for the call; `None` without a limit."""
+    if remaining is None:
+        return None
+    left_ms = remaining * 1_000 - MARGIN_MS
+    if left_ms > DEADLINES_MS[-1]:
+        return None
+    return next((each for each in reversed(DEADLINES_MS) if each <= left_ms), DEADLINES_MS[0]) / 1_000
+
+
+class LimiterPart:
+    """A part of a limiter's rules.
+
+    Args:
+        version: The limiter.
+        asked: The counters, one for each scope; of a counter with an override only its period matters.
+        deadline: Seconds that the store may take.
+
+    Attributes:
+        limiter: The limiter with these rules.
+        writer: Writes header fields.
+    """
+
+    def __init__(self, version: AsyncVersion, asked: Sequence[Asked], deadline: float | None) -> None:
+        live = tuple(rule for each in asked for rule in _rules_for(version, each))
+        scopes = {each.scope for each in asked if each.override is None}
+        shadow = tuple(rule for rule in version.policy.shadow if rule.scope in scopes)
+        self.limiter = version.part(live, shadow, deadline=deadline)
+        self.writer = Writer(live, version.policy.headers)
+
+    def request(self, asked: Sequence[Asked], *, is_check: bool = False) -> Request:
+        """Return the request for these counters; a check asks for at least one unit of each."""
+        by_scope = {each.scope: each for each in asked}
+        rules = self.limiter.rules
+        costs = [by_scope[str(rule.scope)].cost for rule in rules] or [each.cost for each in asked]
+        if is_check:
+            costs = [cost or 1 for cost in costs]
+        cost = costs[0] if len(set(costs)) == 1 else tuple(costs)
+        request = Request(
+            "peek" if is_check else "hit", {scope: each.key for scope, each in by_scope.items()}, cost
+        )
+        if all(each.override is None for each in asked):
+            return request
+        return request.with_quotas(tuple(by_scope[str(rule.scope)].override for rule in rules))
+
+    def terms(self, request: Request) -> Terms:
+        """Return the quotas that apply to a request, or its tier."""
+        if self.limiter.terms_for is None:
+            return request.quotas
+        tier, quotas = self.limiter.terms_for(request.key, None, request.quotas)
+        return tier if quotas is None else quotas
+
+    def rules_of(self, scope: str, terms: Terms) -> dict[str, tuple[Rule, Quota]]:
+        """Return the rules with a scope and their quotas, by name."""
+        rules = self.limiter.rules
+        if not isinstance(terms, tuple):
+            return {rule.name: (rule, rule.quota_for(terms)) for rule in rules if rule.scope == scope}
+        pairs = zip(rules, terms, strict=True)
+        return {rule.name: (rule, own or rule.quota) for rule, own in pairs if rule.scope == scope}
+
+
+class LimiterParts:
+    """The parts of a limiter that were asked.
+
+    Attributes:
+        version: The limiter.
+    """
+
+    def __init__(self, version: AsyncVersion) -> None:
+        self.version = version
+        self._parts: dict[object, LimiterPart] = {}
+        self.live_scopes = frozenset(rule.scope for rule in version.rules)
+        """Scopes with live rules; the others have only shadow rules."""
+
+    def get(self, asked: Sequence[Asked], deadline: float | None) -> LimiterPart:
+        """Return the part that decides these counters, which have different scopes."""
+        shape = tuple([(each.scope, each.override and each.override.period_us) for each in asked])
+        found = self._parts.get((shape, deadline))
+        if found is None:
+            if len(self._parts) >= MAX_PARTS:
+                self._parts.clear()
+            found = self._parts[shape, deadline] = LimiterPart(self.version, asked, deadline)
+        return found
+
+
+def _rules_for(version: AsyncVersion, asked: Asked) -> list[Rule]:
+    """Return the live rules that decide a counter.
+
+    A quota of the call replaces all of them: it applies to the rule with its period, or to a new rule.
+    """
+    own = [rule for rule in version.rules if rule.scope == asked.scope]
+    override = asked.override
+    if override is None or not own:
+        return own
+    same = [rule for rule in own if rule.quota.period_us == override.period_us and rule.kind != "calendar"]
+    if same:
+        return same[:1]
+    if own[0].kind == "fixed_window":
+        return [make_rule("fixed_window", override, asked.scope)]
+    return [make_rule("sliding_window", override, asked.scope)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, TypeVar
 
 from headgate.observe.redaction import redact
 from headgate.outage.policies import Local, OnStoreError
@@ -16,8 +14,6 @@ from headgate.policy.model import LimiterPolicy, Policy, ServerPolicy, tiers_of
 from headgate.policy.proxies import EnvoyPolicy, GatePolicy
 from headgate.quota import Quota, format_period, period_in_words
 from headgate.rules import REQUESTS, SHARED, Rule
-
-T = TypeVar("T", LimiterPolicy, ServerPolicy)
 
 _NOTES = {
     "fixed_window": "in fixed windows, so up to twice as many around the end of a window",
@@ -32,10 +28,8 @@ _TEST_VARIABLES = "HEADGATE_TEST_"
 
 
 def explain(policy: Policy) -> str:
-    """Return a description of the policy: a paragraph per limiter, and one for the server unless it has only defaults."""
+    """Return a description of the policy: a paragraph per limiter, and one for each kind of proxy."""
     paragraphs = [list(_limiter(limiter)) for limiter in policy.limiters.values()]
-    if policy.server != ServerPolicy():
-        paragraphs.append(list(_server(policy.server)))
     if policy.envoy is not None:
         paragraphs.append(list(_envoy(policy.envoy)))
     if policy.gate.limiters:
@@ -65,27 +59,6 @@ def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
         quotas = ", ".join(f"{_quota(rules[name], quota)} ({name})" for name, quota in own.items())
         yield f"  Override for {_key(key)}: {quotas or 'none'}."
     yield f"  If the store is down: {_failure(limiter.on_store_error)}."
-
-
-def _server(server: ServerPolicy) -> Iterator[str]:
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    yield f"server: listens on {host}:{server.port}, accepts bodies of up to {server.largest_body:,} bytes"
-    for name, token in server.tokens.items():
-        until = (
-            ""
-            if token.expires is None
-            else f" until {datetime.fromtimestamp(token.expires, UTC):%Y-%m-%d %H:%M} UTC"
-        )
-        yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}{until}"
-    if not server.tokens and server.is_private:
-        yield "  Without tokens: only clients on this machine have access."
-    elif not server.tokens:
-        yield "  Without tokens: does not start, because other machines can reach this address."
-    if server.top_keys:
-        yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
-    if server.record is not None:
-        keys = "keys" if server.record_keys == "plain" else "digests of keys"
-        yield f"  Decisions are recorded to {server.record} with {keys}, up to {server.record_bytes:,} bytes."
 
 
 def _envoy(envoy: EnvoyPolicy) -> Iterator[str]:
@@ -189,10 +162,18 @@ def _limiter_warnings(limiter: LimiterPolicy) -> Iterator[str]:
 
 
 def describe_changes(old: Policy, new: Policy) -> list[str]:
-    """Return a short description of each change, without secrets."""
-    found = list(_changed_limiters(old.limiters, new.limiters))
-    if server := list(_changed_server(old.server, new.server)):
-        found.append(f"server: {', '.join(server)}")
+    """Return the names of what changed: limiters, and settings of the server and the proxies."""
+    found = [
+        f"{name} changed" if name in old.limiters else f"{name} is new"
+        for name, limiter in new.limiters.items()
+        if limiter != old.limiters.get(name)
+    ]
+    found += [f"{name} is gone" for name in old.limiters.keys() - new.limiters.keys()]
+    names = [field.name for field in fields(ServerPolicy)]
+    changed = [name for name in names if getattr(old.server, name) != getattr(new.server, name)]
+    if changed:
+        later = [f"{name} (after a restart)" if name in _READ_AT_START else name for name in changed]
+        found.append(f"server: {', '.join(later)}")
     if (old.envoy and (old.envoy.host, old.envoy.port)) != (new.envoy and (new.envoy.host, new.envoy.port)):
         found.append("envoy: address (after a restart)")
     if (old.envoy and old.envoy.domains) != (new.envoy and new.envoy.domains):
@@ -200,47 +181,3 @@ def describe_changes(old: Policy, new: Policy) -> list[str]:
     if old.gate != new.gate:
         found.append("gate")
     return found
-
-
-def _changed_server(old: ServerPolicy, new: ServerPolicy) -> Iterator[str]:
-    for name in _different(old, new):
-        yield f"{name} (after a restart)" if name in _READ_AT_START else name
-
-
-def _changed_limiters(old: Mapping[str, LimiterPolicy], new: Mapping[str, LimiterPolicy]) -> Iterator[str]:
-    for name, limiter in new.items():
-        if name not in old:
-            yield f"{name} is new"
-        elif limiter != old[name]:
-            yield f"{name}: {', '.join(_changed_parts(old[name], limiter)) or 'order of rules'}"
-    for name in old.keys() - new.keys():
-        yield f"{name} is gone"
-
-
-def _changed_parts(old: LimiterPolicy, new: LimiterPolicy) -> Iterator[str]:
-    yield from _changed_rules(old.rules, new.rules, "")
-    yield from _changed_rules(old.shadow, new.shadow, "shadow ")
-    # A store's URL may have a password in it, and overrides may be many, so only their names are shown.
-    yield from (name for name in _different(old, new) if name not in ("name", "rules", "shadow"))
-
-
-def _different(old: T, new: T) -> Iterator[str]:
-    """Yield the names of the fields that differ."""
-    for part in fields(type(old)):
-        if part.compare and getattr(old, part.name) != getattr(new, part.name):
-            yield part.name
-
-
-def _changed_rules(old: tuple[Rule, ...], new: tuple[Rule, ...], what: str) -> Iterator[str]:
-    before: dict[str, Any] = {rule.name: rule for rule in old}
-    after = {rule.name: rule for rule in new}
-    for name, rule in after.items():
-        if name not in before:
-            yield f"{what}{name} {rule.text_of(rule.quota)} added"
-        elif rule.quota != before[name].quota:
-            old_text, new_text = (each.text_of(each.quota) for each in (before[name], rule))
-            yield f"{what}{name} " + (f"{old_text} -> {new_text}" if old_text != new_text else "changed")
-        elif rule != before[name]:
-            yield f"{what}{name} changed"
-    for name in before.keys() - after.keys():
-        yield f"{what}{name} removed"

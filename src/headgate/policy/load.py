@@ -411,7 +411,7 @@ class PolicySection:
         self._reader = reader
         self.path = path
         if not isinstance(value, dict):
-            raise self.error(f"a table is wanted, not {value!r}")
+            raise self.error(f"expected a table, not {value!r}")
         if known is not None and (unknown := value.keys() - known):
             name = min(unknown)
             raise self.error(f"unknown key {name!r}; known are {', '.join(sorted(known))}", name)
@@ -449,19 +449,19 @@ class PolicySection:
     def text(self, name: str, default: str | None = None) -> str:
         value = self.values.get(name, default)
         if not isinstance(value, str) or not value:
-            raise self.error(f"text is wanted, not {value!r}", name)
+            raise self.error(f"expected text, not {value!r}", name)
         return value
 
     def whole(self, name: str, default: int | None, least: int, most: int) -> int:
         value = self.values.get(name, default)
         if type(value) is not int or not least <= value <= most:
-            raise self.error(f"a whole number from {least} to {most} is wanted, not {value!r}", name)
+            raise self.error(f"expected a whole number from {least} to {most}, not {value!r}", name)
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.values.get(name, default)
         if not isinstance(value, bool):
-            raise self.error(f"true or false is wanted, not {value!r}", name)
+            raise self.error(f"expected true or false, not {value!r}", name)
         return value
 
     def choice(self, name: str, default: T | None, choices: tuple[T, ...]) -> T:
@@ -472,7 +472,7 @@ class PolicySection:
         for choice in choices:
             if value == choice:
                 return choice
-        raise self.error(f"one of {', '.join(map(repr, choices))} is wanted, not {value!r}", *parts)
+        raise self.error(f"expected one of {', '.join(map(repr, choices))}, not {value!r}", *parts)
 
     def store(self, name: str, default: str) -> str:
         url = self.text(name, default)
@@ -484,7 +484,7 @@ class PolicySection:
         if value in ("open", "closed") or isinstance(value, dict):
             with contextlib.suppress(ConfigError):
                 return policy_from_data(value)
-        raise self.error(f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}', "on_store_error")
+        raise self.error(f'expected "open", "closed" or {{ local = 0.25 }}, not {value!r}', "on_store_error")
 
     def deadline(self) -> float | None:
         value = self.values.get("deadline")
@@ -499,7 +499,7 @@ class PolicySection:
         """Return a date or a time as seconds since the epoch, in UTC by default; a date means its beginning."""
         value = self.values[name]
         if not isinstance(value, date):
-            raise self.error(f"a date is wanted, as in expires = 2030-01-31, not {value!r}", name)
+            raise self.error(f"expected a date, as in expires = 2030-01-31, not {value!r}", name)
         instant = value if isinstance(value, datetime) else datetime.combine(value, time.min)
         return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 

@@ -211,18 +211,11 @@ def test_a_token_expires_after_the_given_days(
     assert "use a number from 1 to 36500" in output.err
 
 
-def test_check_shows_the_expiry_of_tokens(
-    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_warns_of_expired_tokens(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
     token = '[server.tokens.{0}]\nsha256 = "{0:0>64}"\nmay = ["decide"]\nexpires = {1}\n'
     write_policy(SMALLEST + token.format("1", "2001-01-31") + token.format("2", "2999-01-31T12:30:00+01:00"))
     assert main(["check"]) == 0
-    output = capsys.readouterr()
-    assert output.out.endswith(
-        "  - the token '1' may decide until 2001-01-31 00:00 UTC\n"
-        "  - the token '2' may decide until 2999-01-31 11:30 UTC\n"
-    )
-    [warning] = output.err.splitlines()
+    [warning] = capsys.readouterr().err.splitlines()
     assert warning.startswith("headgate: warning: the token '1' has expired")
 
 

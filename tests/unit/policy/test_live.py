@@ -656,8 +656,7 @@ async def test_the_log_describes_the_changes(
     lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
     assert lines == [
         (
-            f"{author.path} is in force: login: per-minute 5/minute -> 7/minute, old removed, "
-            "shadow candidate 2/day added, store, default_tier; new is new; gone is gone; "
+            f"{author.path} is in force: login changed; new is new; gone is gone; "
             "server: port (after a restart), top_keys"
         )
     ]

@@ -6,6 +6,7 @@ import os
 import re
 import textwrap
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
@@ -72,7 +73,7 @@ def test_all_settings_of_limiters() -> None:
 @pytest.mark.parametrize(
     ("rule", "column", "message"),
     [
-        ("5", 10, "a table is wanted"),
+        ("5", 10, "expected a table"),
         ('"5/minute", "5/fortnight"', 22, "unit of time"),
         ('"5/minute", "6/minute"', 9, "two rules are called"),
         ('{ kind = "token_bucket" }', 10, "needs a quota"),
@@ -90,13 +91,13 @@ def test_all_settings_of_limiters() -> None:
         ('{ quota = "5/m", lease = "60s" }', 35, "lease is for concurrent, not for sliding_window"),
         ('{ quota = "5/d", timezone = "UTC" }', 38, "timezone is for calendar, not for sliding_window"),
         ('{ kind = "calendar", quota = "5/month", timezone = "Berlin" }', 61, "Berlin"),
-        ('{ kind = "calendar", quota = "5/month", timezone = 2 }', 61, "text is wanted"),
+        ('{ kind = "calendar", quota = "5/month", timezone = 2 }', 61, "expected text"),
         ('{ kind = "calendar", quota = "5/hour" }', 39, "expected day, week, month or year"),
-        ('{ kind = "calendar", quota = 5 }', 39, "text is wanted"),
+        ('{ kind = "calendar", quota = 5 }', 39, "expected text"),
         ('{ kind = "calendar", quota = "5/month", tiers = { a = "9/day" } }', 64, "the period of '5/month'"),
         ('{ quota = "5/month" }', 20, 'in a policy file { kind = "calendar", quota = "5/month" }'),
-        ('{ quota = "5/m", unit = 3 }', 34, "text is wanted"),
-        ('{ quota = "5/m", unit = "" }', 34, "text is wanted"),
+        ('{ quota = "5/m", unit = 3 }', 34, "expected text"),
+        ('{ quota = "5/m", unit = "" }', 34, "expected text"),
     ],
 )
 def test_an_invalid_rule_is_an_error_with_its_position(rule: str, column: int, message: str) -> None:
@@ -115,7 +116,7 @@ def test_an_invalid_rule_is_an_error_with_its_position(rule: str, column: int, m
         ("deadline = inf", "3:12", "at most 3600"),
         ("deadline = nan", "3:12", "at most 3600"),
         ("on_store_error = { local = 2 }", "3:18", "local = 0.25"),
-        ('store = ""', "3:9", "text is wanted"),
+        ('store = ""', "3:9", "expected text"),
         ('store = "mysql://host/limits"', "3:9", "mysql"),
         ("overrides = 5", "3:13", "array of tables"),
         ('[[limiters.x.overrides]]\nkey = "a"\nrules = { b = "1/m" }', "5:15", "no rule is called 'b'"),
@@ -133,7 +134,7 @@ def test_an_invalid_setting_is_an_error_with_its_position(line: str, place: str,
     [
         ("[limiters.x]\nrules = 5", ":2:9", "rules is an array"),
         ("[limiters.x]\nstore = 'memory://'", ":1:1", "no rules"),
-        ("[limiters]\nx = 1", ":2:5", "a table is wanted"),
+        ("[limiters]\nx = 1", ":2:5", "expected a table"),
         ("[limits.x]\nrules = []", ":1:1", "unknown key 'limits'"),
         ("[limiters.x\nrules = []", ":1:12", "Expected"),
         ("", "", "no limiters"),
@@ -252,7 +253,7 @@ def test_the_error_of_a_variable_names_it(value: str, message: str) -> None:
 def test_a_variable_does_not_hide_that_its_parent_is_not_a_table(
     text: str, variable: str, place: str
 ) -> None:
-    with pytest.raises(PolicyError, match=rf"^headgate\.toml:{place}: a table is wanted"):
+    with pytest.raises(PolicyError, match=rf"^headgate\.toml:{place}: expected a table"):
         parse_policy(text, "headgate.toml", {f"HEADGATE_{variable}": "5"})
 
 
@@ -365,7 +366,6 @@ may = ["decide", "administer"]
 def test_the_defaults_of_the_server() -> None:
     server = parse_policy('[limiters.login]\nrules = ["5/minute"]').server
     assert server == ServerPolicy("127.0.0.1", 8080, 0, 65_536, {})
-    assert "server" not in explain(parse_policy('[limiters.login]\nrules = ["5/minute"]'))
 
 
 def test_all_settings_of_the_server() -> None:
@@ -380,12 +380,6 @@ def test_all_settings_of_the_server() -> None:
             "operator": TokenPolicy(DIGEST[::-1], frozenset({"decide", "administer"})),
         },
     )
-    assert explain(policy).split("\n")[-4:] == [
-        "server: listens on [::1]:9000, accepts bodies of up to 1,000 bytes",
-        "  - the token 'gateway' may decide",
-        "  - the token 'operator' may decide and administer",
-        "  The dashboard shows the 10 most refused keys, in plain text.",
-    ]
 
 
 def test_settings_of_the_recording() -> None:
@@ -394,22 +388,9 @@ def test_settings_of_the_recording() -> None:
     assert (usual.server.record_bytes, usual.server.record_keys) == (100_000_000, "plain")
     policy = parse_policy(text + 'record_bytes = 5000\nrecord_keys = "hashed"\n')
     assert policy.server == ServerPolicy(record="trace.jsonl", record_bytes=5000, record_keys="hashed")
-    assert explain(policy).endswith("recorded to trace.jsonl with digests of keys, up to 5,000 bytes.")
     for wrong in ("record_bytes = 0", 'record_keys = "no"'):
         with pytest.raises(PolicyError, match=r"headgate\.toml:5:1"):
             parse_policy(text + wrong, "headgate.toml")
-
-
-def test_explain_a_server_without_tokens() -> None:
-    text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nport = 81'
-    assert explain(parse_policy(text)).split("\n")[-2:] == [
-        "server: listens on 127.0.0.1:81, accepts bodies of up to 65,536 bytes",
-        "  Without tokens: only clients on this machine have access.",
-    ]
-    assert explain(parse_policy(text + '\nhost = "0.0.0.0"')).split("\n")[-2:] == [
-        "server: listens on 0.0.0.0:81, accepts bodies of up to 65,536 bytes",
-        "  Without tokens: does not start, because other machines can reach this address.",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -419,7 +400,7 @@ def test_explain_a_server_without_tokens() -> None:
         ("port = 9000", 'port = "9000"', "7:8", "a whole number"),
         ("port = 9000", "port = true", "7:8", "a whole number"),
         ("port = 9000", "prot = 9000", "7:8", "unknown key 'prot'"),
-        ('host = "::1"', "host = 5", "6:8", "text is wanted"),
+        ('host = "::1"', "host = 5", "6:8", "expected text"),
         ("top_keys = 10", "top_keys = -1", "8:12", "from 0 to 1000"),
         ("largest_body = 1000", "largest_body = 0", "9:16", "from 1"),
         (DIGEST.upper(), DIGEST[1:], "12:10", "64 hexadecimal digits; `headgate token` makes"),
@@ -461,7 +442,9 @@ def test_environment_variables_replace_values_of_the_server() -> None:
     tokens = f'{{ ci = {{ sha256 = "{DIGEST}", may = ["decide"] }} }}'
     server = parse_policy(smallest, environment={"HEADGATE_SERVER__TOKENS": tokens}).server
     assert server.tokens == {"ci": TokenPolicy(DIGEST, frozenset({"decide"}))}
-    with pytest.raises(PolicyError, match="environment variable HEADGATE_SERVER__PORT: a whole number"):
+    with pytest.raises(
+        PolicyError, match="environment variable HEADGATE_SERVER__PORT: expected a whole number"
+    ):
         parse_policy(smallest, environment={"HEADGATE_SERVER__PORT": "http"})
 
 
@@ -472,3 +455,12 @@ def test_explain_a_limiter_with_only_shadow_rules() -> None:
         "  Nothing is refused.",
         "  - shadow rule, refuses nothing: at most 5 in any minute for each key  [candidate]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "instant"),
+    [("2001-01-31", "2001-01-31T00:00+00:00"), ("2999-01-31T12:30:00+01:00", "2999-01-31T11:30+00:00")],
+)
+def test_a_token_expires_at_a_date_in_utc_or_at_a_time(written: str, instant: str) -> None:
+    token = parse_policy(SERVER + f"expires = {written}").server.tokens["operator"]
+    assert token.expires == datetime.fromisoformat(instant).timestamp()

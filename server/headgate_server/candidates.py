@@ -142,8 +142,8 @@ def candidate_for(rule: Rule, quota: str) -> Rule:
 def warm_at(candidate: Rule, since: float) -> float:
     """Return when a candidate that started at `since` has warmed up.
 
-    Units from before its start would no longer count then: after its period, at the end of a calendar's window, or when an
-    empty bucket would be full again.
+    A candidate does not know the units from before its start. It has warmed up when these would no longer count: after its
+    period, at the end of the calendar's window, or when an empty bucket is full again.
     """
     now = to_microseconds(since)
     times = [now]

@@ -317,7 +317,7 @@ def _refused_key(limiter: str, key: Hashable, refused: int) -> RefusedKey:
     try:
         wire = key_to_data(found)
         msgspec.json.encode(wire)
-    except (ConfigError, UnicodeEncodeError):  # a scope named like encoded bytes, or a lone surrogate
+    except (ConfigError, UnicodeEncodeError):  # the key cannot be written as JSON
         wire = None
     return RefusedKey(limiter, shown_key(found), refused, wire)
 

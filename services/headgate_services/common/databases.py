@@ -22,7 +22,7 @@ from headgate_services.common.deadlines import DEFAULT_LIMIT, within
 from headgate_services.common.outages import Outages
 from headgate_services.common.settings import SettingsError
 
-_SQLITE_WAIT_SECONDS = 15.0  # for the locks of other processes that write
+_SQLITE_WAIT_SECONDS = 15.0  # the longest wait for another process that is writing
 _STATEMENT_END = re.compile(r";[ \t]*$", re.MULTILINE)
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",

@@ -166,7 +166,7 @@ def _send_limit() -> aclosing[GlobalRateLimiter]:
     settings = load_settings()
     if settings.counts_in_memory:
         raise SettingsError(
-            "RATE_LIMIT_STORE: counts are in the memory of the service, which no command can reach"
+            "RATE_LIMIT_STORE: counts in the memory of the service cannot be reached by a command; use a shared store, like redis://localhost"
         )
     return aclosing(build_limiter(settings))
 

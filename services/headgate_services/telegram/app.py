@@ -284,7 +284,7 @@ async def _user_limits(settings: TelegramSettings | None) -> AsyncIterator[Async
     settings = settings or TelegramSettings.from_env(os.environ)
     if settings.rate_limit_kv.lower().startswith("memory:"):
         raise ConfigError(
-            "RATE_LIMIT_KV: counts are in the memory of the service, which no command can reach"
+            "RATE_LIMIT_KV: counts in the memory of the service cannot be reached by a command; use a shared store, like redis://localhost"
         )
     async with aclosing(_open_kv(settings)) as kv:
         yield user_limiter(settings, kv)

@@ -73,7 +73,7 @@ async def _tier_of(key: str, settings: TiersSettings) -> str:
 async def _redis(settings: TiersSettings) -> AsyncIterator[Redis]:
     if not settings.saju_redis_url:
         raise ConfigError(
-            "SAJU_REDIS_URL: buckets are in the memory of the service, which no command can reach"
+            "SAJU_REDIS_URL: buckets in the memory of the service cannot be reached by a command; use a Redis, like redis://localhost"
         )
     client = setup_rate_limiting(settings.saju_redis_url, timeout=settings.saju_redis_timeout)
     assert client is not None

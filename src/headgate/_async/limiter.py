@@ -59,7 +59,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             tier, and the first such call causes a warning.
 
     Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by unit, as
-    in `{"tokens": 800}`; if it does not name `requests`, that is 1. Counting calls accept `now=`, the time of the decision
+    in `{"tokens": 800}`, which also counts as one request. Counting calls accept `now=`, the time of the decision
     in seconds since the epoch; do not mix it with the store's time on one key. `quota=` is a quota for this call alone:
     text, a `Quota`, or a mapping by rule name. The counts stay.
 

@@ -79,4 +79,4 @@ def _substituted(substitute: Callable[[Any], Any]) -> Iterator[None]:
             if limit in before:
                 limit.substitute(before[limit])
             else:
-                limit.renew()  # created inside this block, possibly inside an outer one
+                limit.renew()  # the limit is new; an outer block may still be active

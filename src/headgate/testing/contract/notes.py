@@ -165,7 +165,7 @@ class NoteTests(TaskRaceTests):
         assert self.get_note("race") == texts[0]
 
     def test_processes_that_race_all_get_the_same_note(self) -> None:
-        """Also through a store created before the processes were forked."""
+        """Some processes use a store that was created before they were forked."""
         self.require("shared")
         rounds = 25
         inherited = self.blocking

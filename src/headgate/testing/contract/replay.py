@@ -42,7 +42,7 @@ class ReplayTests(Contract):
         self.for_all(traces(self.kinds, most_rules=most_rules), self._replay)
 
     def test_random_traces_of_everything_are_answered_like_the_pure_functions(self) -> None:
-        """With units, moved holds, places, calendars and quotas of single calls, as far as the store supports them."""
+        """Traces contain units, moved holds, places, calendars and quotas of single calls, if the store supports them."""
         most_rules = 3 if self.store.guarantees.all_or_nothing else 1
         self.for_all(traces(self.kinds, most_rules=most_rules, features=self.features), self._replay)
 

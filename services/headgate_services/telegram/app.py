@@ -46,7 +46,6 @@ def create_app(
     updates_kv: KV | None = None,
     handler: Handler | None = None,
     clock: Clock | None = None,
-    hooks: Iterable[Hook] = (),
 ) -> FastAPI:
     """Create the ASGI application.
 
@@ -57,7 +56,6 @@ def create_app(
         updates_kv: The store of the ids of updates, instead of `SEEN_UPDATES_KV`; the caller closes it.
         handler: The handler of messages, instead of `AGENT_URL` or `AGENT_HANDLER`.
         clock: The clock for counts and pauses.
-        hooks: Further hooks called on every decision of the limiter.
 
     Raises:
         ConfigError: A setting is missing or invalid.
@@ -70,9 +68,7 @@ def create_app(
         if updates_kv is None:
             updates_kv = _opened(_open_updates_kv(settings), closing)
     metrics = LimiterMetrics("telegram_updates", "Updates of allowed users, by outcome", "outcome", OUTCOMES)
-    webhook, _ = _build(
-        settings, kv, closing, handler, clock, (metrics.hook, *hooks), updates_kv, metrics.count
-    )
+    webhook, _ = _build(settings, kv, closing, handler, clock, [metrics.hook], updates_kv, metrics.count)
     app = _application(settings, webhook, closing)
     add_metrics(app, metrics.render)
     add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})

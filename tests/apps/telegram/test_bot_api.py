@@ -128,18 +128,6 @@ class TestClient:
         assert caught.value.code == code
         assert len(bot.calls) == 1
 
-    async def test_the_webhook_is_set_with_the_secret_and_the_updates_that_are_read(
-        self, api: BotApi, bot: Bot
-    ) -> None:
-        assert (
-            await api.set_webhook("https://bot.example.org/telegram/webhook", "s3cret") == "Webhook was set"
-        )
-        assert bot.webhook == {
-            "url": "https://bot.example.org/telegram/webhook",
-            "secret_token": "s3cret",
-            "allowed_updates": ["message", "callback_query"],
-        }
-
     @pytest.mark.parametrize("answer", [httpx.Response(502, text="<html>"), httpx.Response(200, json=[])])
     async def test_an_answer_that_is_not_telegrams_is_an_error(
         self, answer: httpx.Response, api: BotApi

@@ -87,7 +87,11 @@ class TestCommands:
     ) -> None:
         assert main(["telegram", "set-webhook", given]) == 0
         assert capsys.readouterr().out == "Webhook was set\n"
-        assert (bot.webhook["url"], bot.webhook["secret_token"]) == (registered, SECRET)
+        assert bot.webhook == {
+            "url": registered,
+            "secret_token": SECRET,
+            "allowed_updates": ["message", "callback_query"],
+        }
 
     @pytest.mark.parametrize("url", ["http://bot.example.org", "bot.example.org", "https://", ""])
     def test_set_webhook_takes_https_addresses_only(

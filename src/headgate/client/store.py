@@ -29,9 +29,7 @@ from headgate.hooks import Hook
 from headgate.keys import Key, key_to_data
 from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
-from headgate.stores.remote._async.gate import AsyncRemoteGate
-from headgate.stores.remote._sync.gate import RemoteGate
+from headgate.stores.base import Guarantees, check_deadline
 from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
@@ -89,25 +87,6 @@ class ServerStore(RemoteStore):
         peer = ServerPeer(self.endpoint)
         self._threads = ThreadEngine(peer, self.deadline)
         self._tasks = AsyncEngine(peer, self.deadline)
-
-    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        """Return the gate of the server's limiter of that name; calls fail after `deadline` seconds.
-
-        The first decision raises ConfigError if the server's rules have different names.
-        """
-        seconds = self.deadline if deadline is None else check_deadline(deadline)
-        if self.endpoint.is_transport_given:
-            self.endpoint.transport()  # fails here rather than at the first call
-        return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._threads, seconds)
-
-    def bind_async(
-        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
-    ) -> AsyncGate:
-        """Like `bind`, but for coroutines."""
-        seconds = self.deadline if deadline is None else check_deadline(deadline)
-        if self.endpoint.is_transport_given:
-            self.endpoint.async_transport()  # fails here rather than at the first call
-        return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._tasks, seconds)
 
     def limiter(
         self,
@@ -187,6 +166,16 @@ class ServerStore(RemoteStore):
 
     def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterEncoder:
         return LimiterEncoder(self.endpoint.name, limiter, rules)
+
+    def _thread_engine(self) -> Any:
+        if self.endpoint.is_transport_given:
+            self.endpoint.transport()  # fails here rather than at the first call
+        return self._threads
+
+    def _task_engine(self) -> Any:
+        if self.endpoint.is_transport_given:
+            self.endpoint.async_transport()  # fails here rather than at the first call
+        return self._tasks
 
     def _ask_for_limiters(self) -> EncodedRequest[tuple[ServerLimiter, ...]]:
         return (

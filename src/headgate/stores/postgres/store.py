@@ -7,31 +7,16 @@ network stores share (`stores/remote`).
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
-from headgate.keys import note_key
 from headgate.rules import Rule
-from headgate.stores.base import (
-    AsyncGate,
-    AsyncNotes,
-    Gate,
-    Guarantees,
-    check_deadline,
-    check_note,
-    note_bytes,
-    note_text,
-)
+from headgate.stores.base import Guarantees, check_deadline
 from headgate.stores.postgres.codec import NoteCall
 from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.operations import PostgresOperations
 from headgate.stores.postgres.peer import PostgresPeer
-from headgate.stores.remote._async.gate import AsyncRemoteGate
-from headgate.stores.remote._sync.gate import RemoteGate
-from headgate.stores.remote.store import RemoteStore
+from headgate.stores.remote.store import RemoteNoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 
@@ -42,7 +27,7 @@ _MAY_LOSE = "nothing if a client crashes; the last moments if the server crashes
 _MAY_LOSE_DURABLE = "nothing"
 
 
-class PostgresStore(RemoteStore):
+class PostgresStore(RemoteNoteStore):
     """Counts in a PostgreSQL (15 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
 
     Args:
@@ -84,35 +69,6 @@ class PostgresStore(RemoteStore):
             shared=True, durable=True, may_lose=_MAY_LOSE_DURABLE if self.durable else _MAY_LOSE
         )
 
-    @property
-    def notes(self) -> AsyncNotes:
-        """The store itself keeps notes."""
-        return self
-
-    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        """Return the gate of these rules; its calls fail after `deadline` seconds."""
-        seconds = self.deadline if deadline is None else check_deadline(deadline)
-        return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._threads, seconds)
-
-    def bind_async(
-        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
-    ) -> AsyncGate:
-        """Return the gate of these rules; its calls fail after `deadline` seconds."""
-        seconds = self.deadline if deadline is None else check_deadline(deadline)
-        return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._tasks, seconds)
-
-    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
-        """See `AsyncNotes.note`. The database's clock is used, even if the store has a `clock`."""
-        lasting = check_note(name, text, seconds, replaces)
-        replaced = None if replaces is None else note_bytes(replaces)
-        key = note_key(self.namespace, name)
-        return note_text(await self._note(NoteCall(key, note_bytes(text), lasting, replaced)))
-
-    async def get_note(self, name: str) -> str | None:
-        """See `AsyncNotes.get_note`."""
-        kept = await self._note(NoteCall(note_key(self.namespace, name)))
-        return None if kept is None else note_text(kept)
-
     def migrate(self) -> list[str]:
         """Create or update Headgate's tables and functions; see `headgate.stores.postgres.migrate`."""
         return migrate(self.endpoint.conninfo)
@@ -120,5 +76,7 @@ class PostgresStore(RemoteStore):
     def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> PostgresOperations:
         return PostgresOperations(limiter, rules, self.namespace, self.clock)
 
-    async def _note(self, request: NoteCall) -> Any:
-        return await self._tasks.call(request, time.monotonic() + self.deadline)
+    def _note_request(
+        self, key: bytes, text: bytes | None, lasting_us: int, replaced: bytes | None
+    ) -> NoteCall:
+        return NoteCall(key, text, lasting_us, replaced)

@@ -168,11 +168,13 @@ async def _call_without_release(
     return await self._start(request, due, must_send, abandoned).future
 
 
-async def _call_unless_cancelled(self: Any, encoded: Any, must_send: bool, abandoned: Any = None) -> Any:
-    return await _call(self, encoded, False, abandoned)
+async def _call_unless_cancelled(
+    self: Any, request: Any, due: float, must_send: bool = False, abandoned: Any = None
+) -> Any:
+    return await _call(self, request, due, False, abandoned)
 
 
-_call = AsyncRemoteGate._call
+_call = AsyncEngine.call
 
 
 def _drained_if_changed(self: Any, state: Any, now: int, birth: int) -> Any:
@@ -242,7 +244,7 @@ DEFECTS = (
     Defect(
         "drops a cancelled settlement",
         "redis",
-        ((AsyncRemoteGate, "_call", _call_unless_cancelled),),
+        ((AsyncEngine, "call", _call_unless_cancelled),),
         (),
         0,
         CANCELLED_HOLDS,

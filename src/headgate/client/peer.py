@@ -19,7 +19,7 @@ from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Conversation, Receiver, abandon_task
+from headgate.stores.remote.peer import ALONE, PENDING, Conversation, Receiver, abandon_task
 from headgate.stores.remote.wakeup import WakeUp
 
 MOST_BYTES = 32_768
@@ -31,7 +31,6 @@ TOO_LARGE = 413
 class ServerPeer:
     """A Headgate server; see `Peer`."""
 
-    most_bytes = MOST_BYTES
     follows = False
     failures = (httpx.HTTPError,)
 
@@ -39,9 +38,8 @@ class ServerPeer:
         self.name = endpoint.name
         self._endpoint = endpoint
 
-    def size(self, request: HttpRequest) -> int:
-        # A request without an entry is sent alone.
-        return MOST_BYTES + 1 if request.entry is None else len(request.entry)
+    def share(self, request: HttpRequest) -> float:
+        return ALONE if request.entry is None else len(request.entry) / MOST_BYTES
 
     def connect(self, seconds: float) -> HttpWire:
         return HttpWire(self._endpoint, seconds)

@@ -133,8 +133,8 @@ def test_without_a_cluster_every_operation_is_one_call() -> None:
     asked = [operation.name for operation, _ in operations(server)]
     assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
     assert these.refund(receipts, 0, None)[0] is None
-    request, decode = these.decide(Request("record", WHO, 0))
-    assert (request, decode(None)) == (None, RECORDED)
+    assert call(these.decide(Request("record", WHO, 0))) == RECORDED
+    assert operations(server)[-1][0].name == "PEEK"
 
 
 def test_token_buckets_are_charged_last() -> None:

@@ -60,8 +60,8 @@ class ScriptedPeer:
             SimpleQueue()
         )  # in C: an exception in a signal handler leaves no lock taken
 
-    def size(self, request: Any) -> int:
-        return len(request)
+    def share(self, request: Any) -> float:
+        return len(request) / self.most_bytes if self.most_bytes else 0
 
     def connect(self, seconds: float) -> ScriptedWire:
         self.before_connect()

@@ -30,12 +30,10 @@ class PlainEncoder:
         self.trouble: Exception | None = None
 
     def decide(self, request: Request) -> EncodedRequest[Answer]:
-        if request.cost == 0:
-            return None, lambda _: (UNLIMITED, None)
         return f"{request.operation} {request.key!s}", self._read
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> EncodedRequest[None]:
-        return f"refund {cost}", lambda _: None
+        return f"refund {cost}" if receipts else None, lambda _: None
 
     def reset(self, key: Key | None) -> EncodedRequest[None]:
         return f"reset {key!s}", lambda _: None
@@ -75,7 +73,7 @@ async def test_every_operation_is_sent_once(
 ) -> None:
     gate.decide(Request("hit", "a"))
     assert gate.decide(Request("hold", "a"))[1] == RECEIPTS
-    gate.decide(Request("record", "a", 0))  # sends no request
+    gate.refund((), 1, None)  # sends no request
     gate.refund(RECEIPTS, 1, None)
     gate.reset("a")
     expected = ["hit a", "hold a", "refund 1", "reset a"]
@@ -83,7 +81,7 @@ async def test_every_operation_is_sent_once(
     peer.batches.clear()
     await async_gate.decide(Request("hit", "a"))
     assert (await async_gate.decide(Request("hold", "a")))[1] == RECEIPTS
-    await async_gate.decide(Request("record", "a", 0))
+    await async_gate.refund((), 1, None)
     await async_gate.refund(RECEIPTS, 1, None)
     await async_gate.reset("a")
     assert sent(peer) == expected

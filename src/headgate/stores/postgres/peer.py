@@ -22,7 +22,7 @@ from headgate.stores.postgres.janitor import Janitor
 from headgate.stores.postgres.sql import query
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.connecting import in_thread
-from headgate.stores.remote.peer import PENDING, Conversation, Receiver
+from headgate.stores.remote.peer import ALONE, PENDING, Conversation, Receiver
 from headgate.stores.remote.polling import Poller
 
 logger = logging.getLogger("headgate")
@@ -78,7 +78,6 @@ class PostgresPeer:
         prepare: Whether to prepare the statements once per connection.
     """
 
-    most_bytes = 0
     failures = (Error, QueryRefused)
 
     def __init__(self, endpoint: PostgresEndpoint, durable: bool, prepare: bool) -> None:
@@ -92,10 +91,8 @@ class PostgresPeer:
         self._prepare = self.follows = prepare  # not every pooler supports pipelines
         self._janitor = Janitor()
 
-    def size(self, request: StateCall | NoteCall) -> int:
-        return (
-            1 if isinstance(request, NoteCall) else 0
-        )  # a note is sent alone, because it is another statement
+    def share(self, request: StateCall | NoteCall) -> float:
+        return ALONE if isinstance(request, NoteCall) else 0  # a note is another statement
 
     def connect(self, seconds: float) -> PostgresWire:
         due = time.monotonic() + seconds

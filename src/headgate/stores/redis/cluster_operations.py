@@ -81,7 +81,7 @@ class ClusterOperations:
 
     def _decide_in_one_slot(self, request: Request) -> Steps[Answer]:
         call, decode = self._single.decide(request)
-        return decode(None if call is None else (yield from self._send(call)))
+        return decode((yield from self._send(call)))
 
     def _decide(self, request: Request) -> Steps[Answer]:
         plan, now = self._single.plans.for_request(request), self._single.at(request.now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -86,8 +86,6 @@ class Connection(Protocol):
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
-    def send_packed_command(self, command: Iterable[bytes], check_health: bool) -> None: ...
-    def read_response(self, disable_decoding: bool) -> Any: ...
 
 
 class AsyncConnection(Protocol):
@@ -95,8 +93,6 @@ class AsyncConnection(Protocol):
 
     def connect(self) -> Awaitable[None]: ...
     def disconnect(self, nowait: bool) -> Awaitable[None]: ...
-    def send_packed_command(self, command: Iterable[bytes], check_health: bool) -> Awaitable[None]: ...
-    def read_response(self, disable_decoding: bool) -> Awaitable[Any]: ...
 
 
 Recipe = tuple[type, Mapping[str, Any]]

@@ -51,7 +51,7 @@ class RedisOperations:
         plan, keys = self.plans.for_request(request), self.keys(request.key)
         operation, cost = request.operation, request.cost
         if operation == "record" and not request.charges:
-            return None, lambda _: RECORDED
+            return plan.decide(Operation.PEEK, keys, cost, self.at(request.now)), lambda _: RECORDED
         call = plan.decide(OPERATIONS[operation], keys, cost, self.at(request.now), request.replaces)
         if operation == "hold":
             return call, partial(plan.hold, keys, cost)

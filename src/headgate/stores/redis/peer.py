@@ -26,7 +26,7 @@ from headgate.stores.redis.endpoint import (
     take_streams,
 )
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Conversation, Receiver
+from headgate.stores.remote.peer import ALONE, PENDING, Conversation, Receiver
 from headgate.stores.remote.polling import Poller
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -66,7 +66,6 @@ class Redirected(StoreUnavailable):
 class RedisPeer:
     """A server; see `Peer`."""
 
-    most_bytes = None
     follows = True
     failures = (RedisError,)
 
@@ -74,8 +73,8 @@ class RedisPeer:
         self.name = endpoint.name
         self._endpoint = endpoint
 
-    def size(self, request: ScriptCall | Command) -> int:
-        return 0
+    def share(self, request: ScriptCall | Command) -> float:
+        return 0 if type(request) is ScriptCall else ALONE
 
     def connect(self, seconds: float) -> RedisWire:
         connection = self._endpoint.connection(seconds)
@@ -101,6 +100,8 @@ class RedisPeer:
 
     def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         requests = [call.request for call in calls]
+        if isinstance(requests[0], Command):
+            return self._answer(calls, (yield RedisMessage(requests[0].packed, 1)))
         [reply] = yield RedisMessage(script_command(BY_SHA, requests), 1)
         if isinstance(reply, NoScriptError):
             # A new server, or one after SCRIPT FLUSH; it did nothing.
@@ -140,40 +141,25 @@ class NodePeer(RedisPeer):
         return Redirected(cause) if isinstance(cause, AskError) else super().failure(cause)
 
     def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
-        groups: dict[object, list[RemoteCall]] = {}
+        if isinstance(calls[0].request, Command):
+            return (yield from super().converse(calls))
+        # The reply to ASKING comes first; such a call is sent alone.
+        asking = ASKING if isinstance(calls[0].request, AskingCall) else b""
+        groups: dict[int, list[RemoteCall]] = {}
         for call in calls:
-            request = call.request
-            group = id(call) if isinstance(request, Command) else (slot_of(request), type(request))
-            groups.setdefault(group, []).append(call)
+            groups.setdefault(slot_of(call.request), []).append(call)
         pending, opening, again = list(groups.values()), BY_SHA, list[RemoteCall]()
         while pending:
-            commands = [_command(opening, some) for some in pending]
-            replies = iter((yield RedisMessage(b"".join(commands), sum(map(_replies, pending)))))
+            commands = [asking + script_command(opening, [call.request for call in some]) for some in pending]
+            replies = yield RedisMessage(b"".join(commands), len(pending) + bool(asking))
             forgotten = []
-            for some in pending:
-                reply = [next(replies) for _ in range(_replies(some))][
-                    -1
-                ]  # the first of two is the reply to ASKING
+            for some, reply in zip(pending, replies[bool(asking) :], strict=True):
                 if isinstance(reply, NoScriptError):
                     forgotten.append(some)
-                elif isinstance(some[0].request, Command) and not isinstance(reply, RedisError):
-                    again += self._answer(some, [reply])
                 else:
                     again += self._answer(some, reply)
             pending, opening = forgotten, BY_SOURCE
         return again
-
-
-def _command(opening: bytes, group: Sequence[RemoteCall]) -> bytes:
-    first = group[0].request
-    if isinstance(first, Command):
-        return first.packed
-    asking = ASKING if isinstance(first, AskingCall) else b""
-    return asking + script_command(opening, [call.request for call in group])
-
-
-def _replies(group: Sequence[RemoteCall]) -> int:
-    return 2 if isinstance(group[0].request, AskingCall) else 1
 
 
 class RedisWire:

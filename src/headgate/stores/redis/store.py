@@ -8,40 +8,29 @@ engine that all network stores share (`stores/remote`).
 from __future__ import annotations
 
 import logging
-import math
 import time
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
 
 from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
 from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
-from headgate.errors import ConfigError
-from headgate.keys import note_key, storage_keys
+from headgate.errors import ConfigError, StoreError
+from headgate.keys import storage_keys
 from headgate.rules import Rule
-from headgate.stores.base import (
-    AsyncGate,
-    AsyncNotes,
-    Gate,
-    Guarantees,
-    check_deadline,
-    check_note,
-    note_bytes,
-    note_text,
-)
-from headgate.stores.redis import codec, eviction
+from headgate.stores.base import Guarantees, check_deadline
+from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterRouter, Nodes, TaskCluster, ThreadCluster
 from headgate.stores.redis.cluster_operations import ClusterOperations, Tag
-from headgate.stores.redis.codec import Reply, ScriptCall
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
+from headgate.stores.redis.eviction import INFO_MEMORY, read_policy
 from headgate.stores.redis.operations import RedisOperations
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
-from headgate.stores.remote._async.gate import AsyncRemoteGate
-from headgate.stores.remote._sync.gate import RemoteGate
 from headgate.stores.remote.encoding import RequestEncoder
-from headgate.stores.remote.store import RemoteStore
+from headgate.stores.remote.store import RemoteNoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 
@@ -50,15 +39,12 @@ logger = logging.getLogger("headgate")
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
 
-INSPECT_SECONDS = 60.0
-"""Minimum time between two inspections of a server's settings."""
-
 _MAY_LOSE = (
     "nothing if a client crashes; if the server crashes, counts that were not yet on disk or replicated"
 )
 
 
-class RedisStore(RemoteStore):
+class RedisStore(RemoteNoteStore):
     """Counts on a Redis (6.2 or later) or Valkey server.
 
     Args:
@@ -102,7 +88,6 @@ class RedisStore(RemoteStore):
         self._is_cluster = cluster or place.is_cluster or is_client_of_cluster
         self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None
         self._evicts: str | None = None  # not known yet
-        self._inspected_at = -math.inf
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._router = ClusterRouter(self.endpoint)
@@ -131,21 +116,16 @@ class RedisStore(RemoteStore):
         )
 
     def inspect_server(self) -> None:
-        """Read the server's eviction policy, at most once a minute; part of `ping`."""
-        if self._may_inspect():
-            self._note_eviction(eviction.read_policy(self.endpoint, self.deadline))
+        """Read the server's eviction policy; part of `ping`."""
+        with suppress(StoreError):  # some providers forbid the command
+            due = time.monotonic() + self.deadline
+            self._note_eviction(read_policy(self._threads.at(self.endpoint).call(INFO_MEMORY, due)))
 
     async def ainspect_server(self) -> None:
         """Like `inspect_server`, for coroutines."""
-        if self._may_inspect():
-            self._note_eviction(await eviction.read_policy_async(self.endpoint, self.deadline))
-
-    def _may_inspect(self) -> bool:
-        """Return whether an inspection is due; each takes a connection."""
-        is_due = time.monotonic() - self._inspected_at >= INSPECT_SECONDS
-        if is_due:
-            self._inspected_at = time.monotonic()
-        return is_due
+        with suppress(StoreError):
+            due = time.monotonic() + self.deadline
+            self._note_eviction(read_policy(await self._tasks.at(self.endpoint).call(INFO_MEMORY, due)))
 
     def _note_eviction(self, policy: str | None) -> None:
         if policy and policy != self._evicts:
@@ -156,45 +136,6 @@ class RedisStore(RemoteStore):
             )
         self._evicts = policy
 
-    @property
-    def notes(self) -> AsyncNotes:
-        """The store itself keeps notes."""
-        return self
-
-    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        """Return the gate of these rules; its calls fail after `deadline` seconds."""
-        seconds = self.deadline if deadline is None else check_deadline(deadline)
-        self.endpoint.connection(seconds)  # raises now rather than at the first call
-        engine = self._thread_cluster if self._is_cluster else self._threads.at(self.endpoint)
-        return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
-
-    def bind_async(
-        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
-    ) -> AsyncGate:
-        """Return the gate of these rules; its calls fail after `deadline` seconds."""
-        seconds = self.deadline if deadline is None else check_deadline(deadline)
-        self.endpoint.async_connection(seconds)  # raises now rather than at the first call
-        engine = self._task_cluster if self._is_cluster else self._tasks.at(self.endpoint)
-        return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
-
-    async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
-        """See `AsyncNotes.note`. The server's clock is used, even if the store has a `clock`."""
-        lasting = check_note(name, text, seconds, replaces)
-        replaced = None if replaces is None else note_bytes(replaces)
-        key = note_key(self.namespace, name)
-        return note_text(await self._call(codec.note(key, note_bytes(text), lasting, replaced)))
-
-    async def get_note(self, name: str) -> str | None:
-        """See `AsyncNotes.get_note`."""
-        kept = await self._call(codec.get_note(note_key(self.namespace, name)))
-        return None if kept is None else note_text(kept)
-
-    async def _call(self, request: ScriptCall) -> Reply:
-        due = time.monotonic() + self.deadline
-        if self._is_cluster:
-            return await self._task_cluster.call(self._router.send(request), due)
-        return await self._tasks.at(self.endpoint).call(request, due)
-
     def _peer(self, endpoint: RedisEndpoint) -> RedisPeer:
         return NodePeer(endpoint) if self._is_cluster else RedisPeer(endpoint)
 
@@ -202,3 +143,15 @@ class RedisStore(RemoteStore):
         if self._tag is not None:
             return ClusterOperations(limiter, rules, self.namespace, self._tag, self.clock, self._router.send)
         return RedisOperations(rules, storage_keys(self.namespace, limiter, rules), self.clock)
+
+    def _thread_engine(self) -> ThreadCluster | ThreadEngine:
+        self.endpoint.connection(self.deadline)  # raises now rather than at the first call
+        return self._thread_cluster if self._is_cluster else self._threads.at(self.endpoint)
+
+    def _task_engine(self) -> TaskCluster | AsyncEngine:
+        self.endpoint.async_connection(self.deadline)  # raises now rather than at the first call
+        return self._task_cluster if self._is_cluster else self._tasks.at(self.endpoint)
+
+    def _note_request(self, key: bytes, text: bytes | None, lasting_us: int, replaced: bytes | None) -> Any:
+        call = codec.get_note(key) if text is None else codec.note(key, text, lasting_us, replaced)
+        return self._router.send(call) if self._is_cluster else call

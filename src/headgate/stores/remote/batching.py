@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from headgate.errors import StoreError, StoreOverloaded
-from headgate.stores.remote.peer import Conversation, Peer
+from headgate.stores.remote.peer import ALONE, Conversation, Peer
 
 MOST_PER_BATCH = 64
 """The cap of a batch. Without one, client and server would work in turns instead of at the same time."""
@@ -251,17 +251,14 @@ class Batcher:
 
     def _fill(self, calls: list[RemoteCall]) -> None:
         """Move waiting calls into a batch."""
-        waiting, room = self.waiting, self._peer.most_bytes
+        waiting, room = self.waiting, 1.0
         while waiting and len(calls) < MOST_PER_BATCH:
             call = waiting[0]
             if not _is_wanted(call):
                 waiting.popleft()
                 continue
-            if room is not None:
-                room -= self._peer.size(call.request)
-                if calls and room < 0:
-                    break
-            if calls and (call.alone or calls[0].alone):
+            room -= ALONE if call.alone else self._peer.share(call.request)
+            if calls and room < 0:
                 break
             calls.append(call)
             call.state = SENT

@@ -15,7 +15,7 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 
 EncodedRequest = tuple[Any, Callable[[Any], T]]
-"""A request as the engine sends it, or `None` if there is nothing to send; and a function that decodes the reply."""
+"""A request as the engine sends it (`None`: there is nothing to refund), and a function that decodes the reply."""
 
 
 class RequestEncoder(Protocol):

@@ -47,6 +47,9 @@ none. A pattern, because libraries write it in capitals with underscores or in p
 INVALID_REPLY = "sent an invalid reply; check the scheme, host and port of the URL"
 """What to say when a server of another kind seems to listen there."""
 
+ALONE = float("inf")
+"""The share of a request that is sent alone."""
+
 PENDING: Any = object()
 """What `Wire.receive` returns while the reply is not there."""
 
@@ -114,21 +117,18 @@ class Peer(Protocol):
     Attributes:
         name: Its name in messages, without credentials.
         failures: The exceptions of its client library.
-        most_bytes: The largest sum of `size` in a batch, or `None`.
         follows: Whether tasks may send a batch before the previous one is answered.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def most_bytes(self) -> int | None: ...
-    @property
     def follows(self) -> bool: ...
     @property
     def failures(self) -> tuple[type[Exception], ...]: ...
 
-    def size(self, request: Any) -> int:
-        """Return the size of a request, as `most_bytes` counts it."""
+    def share(self, request: Any) -> float:
+        """Return the share of a batch that a request takes: 0 if any number of them fits, `ALONE` if it is sent alone."""
 
     def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         """Return the conversation about a batch of calls."""

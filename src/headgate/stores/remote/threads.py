@@ -98,8 +98,6 @@ class ThreadEngine:
         dispatcher = self._dispatcher
         if dispatcher.is_closed:
             raise StoreUnavailable(f"{self._peer.name}: the store was closed")
-        if abandoned is not None:
-            abandoned = partial(dispatcher.keep_for_later, abandoned)
         call = ThreadCall(request, due, must_send, abandoned, dispatcher.to_wake)
         dispatcher.run(call)
         if call.error is not None:
@@ -107,10 +105,13 @@ class ThreadEngine:
         return call.reply
 
     def tell(self, request: Any, due: float) -> None:
-        """Send a request whose reply no caller waits for; the next call reads it."""
+        """Send a request whose reply no caller waits for; the next call reads it.
+
+        If it is called by `abandoned`, the request leaves with the next batch.
+        """
         call = ThreadCall(request, due, True, None, self._dispatcher.to_wake)
         call.has_given_up = call.is_awake = True
-        self._dispatcher.add(call)
+        self._dispatcher.tell(call)
 
     def close(self) -> None:
         """Close the connection when calls in progress have ended."""
@@ -149,7 +150,6 @@ class ThreadDispatcher:
         self._leader: RemoteCall | None = None
         self._is_interrupted = False
         self._new: deque[ThreadCall] = deque()
-        self._unclaimed: deque[tuple[Abandoned, Any]] = deque()
 
     def run(self, call: ThreadCall) -> None:
         """Return when a call is over."""
@@ -171,9 +171,12 @@ class ThreadDispatcher:
         self._new.append(call)
         return self._step(call)
 
-    def keep_for_later(self, abandoned: Abandoned, reply: Any) -> None:
-        """Keep the reply to a call whose caller is gone until the lock is free: `abandoned` may make another call."""
-        self._unclaimed.append((abandoned, reply))
+    def tell(self, call: ThreadCall) -> None:
+        """Queue a call for which no thread waits; this thread may be in a step already, which then sends it."""
+        if self._lock._is_owned():
+            self._batcher.add(call)
+        else:
+            self.add(call)
 
     def close(self) -> None:
         """Close the connection: now if no thread waits, after sending all refunds, else when the last one has its reply."""
@@ -201,9 +204,6 @@ class ThreadDispatcher:
         finally:
             if call.state != OVER:
                 self._wake_next()
-            while self._unclaimed:
-                abandoned, reply = self._unclaimed.popleft()
-                abandoned(reply)
 
     def _wait(self, call: ThreadCall, leads: bool) -> None:
         """Wait for the connection if this thread leads, else to be woken."""
@@ -256,6 +256,9 @@ class ThreadDispatcher:
             self._receive(now)
         if is_due and batcher.expire(now):
             self._give_up()
+        if call.has_given_up and call.reply is not None and call.abandoned is not None:
+            call.abandoned(call.reply)  # it arrived, but the caller did not see it
+            call.abandoned = None
         if not batcher.batches and batcher.waiting and self._connecting is None:
             self._send(now)
         return self._choose_leader(call)
@@ -263,9 +266,6 @@ class ThreadDispatcher:
     def _choose_leader(self, call: ThreadCall) -> bool:
         """Return whether the thread of the call leads; if its call is over, make another thread the leader."""
         has_left = call.state == OVER or call.has_given_up
-        if has_left and call.has_given_up and call.reply is not None and call.abandoned is not None:
-            call.abandoned(call.reply)  # it arrived, but the caller did not see it
-            call.abandoned = None
         leader = self._leader
         if leader is None or leader.state == OVER or leader.has_given_up:
             self._leader = self._batcher.find_caller() if has_left else call

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from headgate._checks import Unpicklable
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
-from headgate.stores.remote.batching import Abandoned
 from headgate.stores.remote.encoding import EncodedRequest, RequestEncoder, decode, release_request
 from headgate.stores.request import Request
-
-T = TypeVar("T")
 
 
 class AsyncRemoteGate(Unpicklable):
@@ -38,24 +35,23 @@ class AsyncRemoteGate(Unpicklable):
         self._deadline = deadline
 
     async def decide(self, request: Request) -> Answer:
-        encoded = self._encoder.decide(request)
-        release = partial(self._release, encoded[1], request) if request.is_given_up else None
-        return await self._call(encoded, request.is_completed, release)
+        encoded, decoder = self._encoder.decide(request)
+        release = partial(self._release, decoder, request) if request.is_given_up else None
+        due = monotonic() + self._deadline
+        reply = await self._engine.call(encoded, due, request.is_completed, release)
+        return decode(self._name, decoder, reply)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        await self._call(self._encoder.refund(receipts, cost, now), True)
+        await self._send(self._encoder.refund(receipts, cost, now))
 
     async def reset(self, key: Key | None) -> None:
-        await self._call(self._encoder.reset(key), True)
+        await self._send(self._encoder.reset(key))
 
-    async def _call(
-        self, encoded: EncodedRequest[T], must_send: bool, abandoned: Abandoned | None = None
-    ) -> T:
+    async def _send(self, encoded: EncodedRequest[None]) -> None:
+        """Send a request, if there is one, even if the caller is cancelled."""
         request, decoder = encoded
-        if request is None:
-            return decoder(None)
-        reply = await self._engine.call(request, monotonic() + self._deadline, must_send, abandoned)
-        return decode(self._name, decoder, reply)
+        if request is not None:
+            decode(self._name, decoder, await self._engine.call(request, monotonic() + self._deadline, True))
 
     def _release(self, decoder: Callable[[Any], Answer], request: Request, reply: Any) -> None:
         """Release a hold whose caller is gone."""

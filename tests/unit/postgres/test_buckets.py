@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -19,7 +17,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.postgres import AsyncBucketTable, BucketTable
+from headgate.stores.postgres import BucketTable
 from headgate.stores.postgres.sql import migrations, query
 
 SCOPED = (sliding_window("10/hour", scope="user"), sliding_window("100/hour", scope="realm"))
@@ -96,10 +94,6 @@ def test_invalid_cleanup_options_are_refused() -> None:
         table.cleanup(None, older_than=3600)
     with pytest.raises(ConfigError, match="batch must be a whole number from 1 to "):
         table.cleanup(None, batch=0)
-    with pytest.raises(ConfigError, match="every is a timedelta, not 60"):
-        table.run_cleanup(None, every=60, stop=threading.Event())
-    with pytest.raises(ConfigError, match="every is a timedelta, not 60"):
-        asyncio.run(AsyncBucketTable("5/minute", table="t").run_cleanup(None, every=60))  # type: ignore[arg-type]
 
 
 def test_scopes_are_encoded_as_documented() -> None:

@@ -19,10 +19,7 @@ used.
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -32,12 +29,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from headgate._checks import check_kind
-from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.errors import ConfigError
 from headgate.migrations import drive, drive_async
 from headgate.stores.postgres.buckets import BucketDecision, BucketKey, Buckets, Cleanup, Row, Statement
-
-logger = logging.getLogger("headgate")
 
 DEFAULT_BATCH = 1_000
 
@@ -112,33 +106,6 @@ class BucketTable(Buckets):
 
         return drive(self._cleaning(older_than, batch, now), run)
 
-    def run_cleanup(
-        self,
-        connect: Callable[[], AbstractContextManager[psycopg.Connection[Any]]],
-        *,
-        every: timedelta,
-        older_than: timedelta | None = None,
-        batch: int = DEFAULT_BATCH,
-        stop: threading.Event,
-    ) -> None:
-        """Clean up now and then after each pause of `every`, until the event is set; run it in a dedicated thread.
-
-        `connect` returns a connection to be used in a `with` block: `pool.connection`, or
-        `lambda: psycopg.connect(url)`. A cleanup that fails is logged, and the next one tries again.
-        """
-        pause = check_kind("every", every, timedelta, "a timedelta").total_seconds()
-        while True:
-            try:
-                with connect() as connection:
-                    self.cleanup(connection, older_than=older_than, batch=batch)
-            except ConfigError:
-                raise
-            except Exception:
-                # The database or network may work again next time.
-                logger.exception("cleanup of %s failed", self.table)
-            if stop.wait(pause):
-                return
-
 
 class AsyncBucketTable(Buckets):
     """A bucket table for connections of psycopg (`AsyncConnection`) or asyncpg; see `Buckets` for the arguments."""
@@ -190,33 +157,6 @@ class AsyncBucketTable(Buckets):
                 return await _aexecute(connection, statement)
 
         return await drive_async(self._cleaning(older_than, batch, now), run)
-
-    async def run_cleanup(
-        self,
-        connect: Callable[[], AbstractAsyncContextManager[Any]],
-        *,
-        every: timedelta,
-        older_than: timedelta | None = None,
-        batch: int = DEFAULT_BATCH,
-        clock: Clock | None = None,
-    ) -> None:
-        """Clean up now and then after each pause of `every`, until the task is cancelled.
-
-        `connect` returns a connection to be used in an `async with` block: `pool.connection`, or asyncpg's `pool.acquire`.
-        A cleanup that fails is logged, and the next one tries again.
-        """
-        clock = check_clock(clock) or SteadyClock()
-        pause = check_kind("every", every, timedelta, "a timedelta").total_seconds()
-        while True:
-            try:
-                async with connect() as connection:
-                    await self.cleanup(connection, older_than=older_than, batch=batch)
-            except ConfigError:
-                raise
-            except Exception:
-                # The database or network may work again next time.
-                logger.exception("cleanup of %s failed", self.table)
-            await clock.asleep(pause)
 
 
 def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Sequence[Row]:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
-import asyncpg
 import psycopg
 import pytest
 
 from headgate import ConfigError, sliding_window
-from headgate.stores.postgres import AsyncBucketTable, BucketTable
-from headgate.testing import FakeClock
+from headgate.stores.postgres import BucketTable
 
 RULE = sliding_window("10/hour")
 
@@ -125,68 +119,6 @@ def test_only_one_cleanup_runs_at_a_time(url: str, connection: psycopg.Connectio
 
         assert sum(pool.map(clean, range(6))) + buckets.cleanup(connection).deleted == 35
     assert left(connection, table) == 0
-
-
-def test_thread_repeats_cleanup_after_errors(
-    url: str, connection: psycopg.Connection, table: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    stop = threading.Event()
-    rounds = 0
-
-    def connect() -> psycopg.Connection:
-        nonlocal rounds
-        rounds += 1
-        fill(connection, table, [OLD], keys=rounds)
-        if rounds == 2:
-            raise psycopg.OperationalError("the database is on holiday")
-        if rounds == 4:
-            stop.set()
-        return psycopg.connect(url)
-
-    BucketTable(RULE, table=table).run_cleanup(connect, every=timedelta(0), stop=stop)
-    assert rounds == 4
-    assert left(connection, table) == 0
-    assert f'cleanup of "{table}" failed' in caplog.text
-    assert "on holiday" in caplog.text
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_task_repeats_cleanup_after_errors(
-    url: str, connection: psycopg.Connection, table: str, caplog: pytest.LogCaptureFixture, driver: str
-) -> None:
-    clock = FakeClock()
-    rounds = 0
-
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[Any]:
-        nonlocal rounds
-        rounds += 1
-        fill(connection, table, [OLD], keys=rounds)
-        if rounds == 2:
-            raise OSError("no route to host")
-        own = await (asyncpg.connect(url) if driver == "asyncpg" else psycopg.AsyncConnection.connect(url))
-        yield own
-        await own.close()
-        if rounds == 4:
-            task.cancel()
-
-    buckets = AsyncBucketTable(RULE, table=table)
-    task = asyncio.create_task(
-        buckets.run_cleanup(connect, every=timedelta(minutes=30), batch=2, clock=clock)
-    )
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert rounds == 4
-    assert left(connection, table) == 0
-    assert clock.now == FakeClock().now + 4 * 1800
-    assert "no route to host" in caplog.text
-
-
-async def test_invalid_options_end_the_cleanup_task(url: str, table: str) -> None:
-    buckets = AsyncBucketTable(RULE, table=table)
-    connection = await psycopg.AsyncConnection.connect(url)
-    with pytest.raises(ConfigError, match="batch"):
-        await buckets.run_cleanup(lambda: connection, every=timedelta(minutes=1), batch=0)
 
 
 def test_cleanup_uses_an_index_on_the_bucket_column(connection: psycopg.Connection, table: str) -> None:

@@ -8,10 +8,9 @@ import threading
 import psycopg
 import pytest
 
-from headgate import AsyncLimiter, StoreMisconfigured, StoreUnavailable
+from headgate import AsyncLimiter
 from headgate.keys import note_key
 from headgate.stores.postgres import PostgresStore, migrate
-from headgate.testing.postgres_server import PostgresServer
 
 PATIENT = 60.0
 
@@ -129,31 +128,3 @@ async def test_notes_and_decisions_take_turns_on_one_connection(url: str, name: 
         assert answers[::2] == ["text"] * 100
         assert sum(bool(answer) for answer in answers[1::2]) == 50
         assert len(store._tasks._by_loop) == 1
-
-
-async def test_close_waits_for_pending_notes(url: str, name: str) -> None:
-    store = PostgresStore(url, deadline=PATIENT)
-    noting = [asyncio.ensure_future(store.note(f"{name}{number}", "text", 60)) for number in range(5)]
-    await asyncio.sleep(0)
-    await store.aclose()
-    assert await asyncio.gather(*noting) == ["text"] * 5
-    with pytest.raises(StoreUnavailable):
-        await store.get_note(name)
-
-
-async def test_missing_tables_error_names_the_migration(empty_url: str) -> None:
-    async with PostgresStore(empty_url, deadline=PATIENT) as store:
-        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
-            await store.note("a", "text", 60)
-        assert store.migrate()
-        assert await store.note("a", "text", 60) == "text"
-
-
-async def test_store_reconnects_after_a_server_restart(server: PostgresServer) -> None:
-    async with PostgresStore(server.url, deadline=PATIENT, durable=True) as store:
-        assert await store.note("a", "first", 60) == "first"
-        server.kill()
-        with pytest.raises(StoreUnavailable):
-            await store.note("a", "second", 60)
-        server.start()
-        assert await store.note("a", "second", 60) == "first"

@@ -8,7 +8,6 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import psycopg
@@ -22,11 +21,9 @@ from headgate import (
     Limiter,
     StoreMisconfigured,
     StoreUnavailable,
-    concurrent,
     fixed_window,
 )
-from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
-from headgate.outage.policies import OnStoreError, local
+from headgate.errors import StoreError
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
 from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW
@@ -64,15 +61,6 @@ async def until(happened: Callable[[], bool]) -> None:
     while not happened():
         assert time.monotonic() < end, "it never happens"
         await asyncio.sleep(0.001)
-
-
-async def hit_until_available_async(limiter: AsyncLimiter) -> Decision:
-    """Send hits until the store answers again."""
-    until = time.monotonic() + PATIENCE
-    while (decision := await limiter.hit("probe")).degraded:
-        assert time.monotonic() < until, "the limiter never went back to its store"
-        await asyncio.sleep(0.01)
-    return decision
 
 
 @pytest.fixture
@@ -119,97 +107,7 @@ def test_thread_has_one_failed_call_per_outage(
     assert not limiter.hit("a")
 
 
-@breakages
-async def test_tasks_continue_during_an_outage(
-    server: PostgresServer, store: PostgresStore, breakage: Breakage
-) -> None:
-    limiter = AsyncLimiter(f"{LIMIT}/day", name="async", store=store)
-    told: list[Decision] = []
-    busy = True
-
-    async def caller(number: int) -> None:
-        while busy:
-            told.append(await limiter.hit("a"))
-            await asyncio.sleep(0.001 * (number % 3))
-
-    callers = [asyncio.create_task(caller(number)) for number in range(8)]
-    await until(lambda: len(told) >= 40)
-    repair = await asyncio.to_thread(breakage, server)
-    await until(lambda: limiter.health.degraded >= 100)
-    assert limiter.health.outages == 1
-    assert limiter.health.failures <= len(callers)  # only pending calls fail
-    await asyncio.to_thread(repair)
-    assert await hit_until_available_async(limiter)
-    failures = limiter.health.failures
-    await until(lambda: sum(not decision for decision in told) >= 100)
-    busy = False
-    await asyncio.gather(*callers)
-    admitted = sum(decision.allowed and not decision.degraded for decision in told)
-    assert LIMIT - failures <= admitted <= LIMIT
-
-
-@breakages
-async def test_a_hold_that_cannot_be_released_stays_counted(
-    server: PostgresServer, store: PostgresStore, breakage: Breakage
-) -> None:
-    limiter = AsyncLimiter("10/day", name="hold", store=store)
-    hold = await limiter.hold("a", 4)
-    repair = await asyncio.to_thread(breakage, server)
-    assert await hold.release() == 0
-    await asyncio.to_thread(repair)
-    await hit_until_available_async(limiter)
-    assert (await limiter.check("a", 0)).remaining in (6, 10)  # a server that hung may have read it
-
-
-@pytest.mark.parametrize(
-    ("policy", "admitted"),
-    [("open", 40), ("closed", 0), (local(share=0.5), 5)],
-    ids=["open", "closed", "local"],
-)
-def test_failure_policy_answers_during_an_outage(
-    server: PostgresServer, store: PostgresStore, policy: OnStoreError, admitted: int
-) -> None:
-    limiter = Limiter("10/day", name="policy", store=store, on_store_error=policy)
-    limiter.hit("a", 10)
-    server.kill()
-    assert sum(bool(limiter.hit("a")) for _ in range(40)) == admitted
-    assert limiter.health.degraded == 40
-    server.start()
-    hit_until_available(limiter)
-    assert not limiter.hit("a")
-
-
-def test_failure_policy_raise_raises(server: PostgresServer, store: PostgresStore) -> None:
-    limiter = Limiter("10/day", name="raise", store=store, on_store_error="raise")
-    limiter.hit("a")
-    server.kill()
-    with pytest.raises(StoreUnavailable, match="PostgreSQL at 127"):
-        limiter.hit("a")
-
-
 # --- Hanging ------------------------------------------------------------------------------------------------
-
-
-def test_no_thread_blocks_on_a_hanging_database(server: PostgresServer, store: PostgresStore) -> None:
-    limiter = Limiter("1000/day", name="threads", store=store)
-    limiter.hit("a")
-    server.pause()
-    with ThreadPoolExecutor(12) as pool:
-        assert all(decision.degraded for decision in pool.map(lambda _: limiter.hit("a"), range(200)))
-    assert limiter.health.failures <= 12
-    server.resume()
-    assert hit_until_available(limiter)
-
-
-async def test_queued_calls_fail_with_the_hanging_call(server: PostgresServer, store: PostgresStore) -> None:
-    """Otherwise each of them would wait for another timeout."""
-    limiter = AsyncLimiter("1000/day", name="waiting", store=store, on_store_error="raise")
-    await limiter.hit("a")
-    server.pause()
-    answers = await asyncio.gather(*(limiter.hit("a") for _ in range(300)), return_exceptions=True)
-    # `StoreOverloaded`: a busy machine could not send the call in time.
-    assert {type(answer) for answer in answers} <= {StoreTimeout, StoreUnavailable, StoreOverloaded}
-    server.resume()
 
 
 def test_call_times_out_if_it_cannot_get_a_lock(
@@ -224,16 +122,6 @@ def test_call_times_out_if_it_cannot_get_a_lock(
             gate.decide(Request("hit", "a"))
         deadlines.count = False
         assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # a check does not wait for locks
-
-
-def test_deadline_of_the_limiter_is_respected(server: PostgresServer) -> None:
-    with PostgresStore(server.url, deadline=3600) as store:
-        limiter = Limiter("10/day", name="deadline", store=store, on_store_error="raise", deadline=DEADLINE)
-        limiter.hit("a")
-        server.pause()
-        with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            limiter.hit("a")
-        server.resume()
 
 
 # --- Restarted ----------------------------------------------------------------------------------------------
@@ -327,23 +215,6 @@ async def test_call_with_a_lost_reply_is_not_retried(server: PostgresServer, fla
             assert (await hit("a")).remaining == 7  # the lost one was counted, once
 
 
-def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(server: PostgresServer) -> None:
-    with Proxy(server.port) as proxy:
-        address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
-        with PostgresStore(address, deadline=PATIENCE) as store:
-            gate = store.bind("renewed", (concurrent(1, lease="1h"),))
-            _, receipts = gate.decide(Request("hold", "alice"))
-            assert receipts is not None
-            proxy.lose_replies()
-            with pytest.raises(StoreUnavailable):
-                gate.decide(Request("renew", "alice", (1,), replaces=receipts))
-            proxy.await_loss()
-            proxy.forward_again()
-            assert gate.decide(Request("renew", "alice", (1,), replaces=receipts))[0]
-            gate.refund(receipts, 1, None)
-            assert gate.decide(Request("peek", "alice", 0))[0].remaining == 1
-
-
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
 async def test_call_terminated_by_the_database_is_retried(server: PostgresServer, flavour: str) -> None:
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
@@ -357,29 +228,6 @@ async def test_call_terminated_by_the_database_is_retried(server: PostgresServer
             other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
             holder.rollback()
             assert (await call).remaining == 8
-
-
-async def test_calls_queued_on_a_terminated_connection_are_retried(
-    server: PostgresServer,
-) -> None:
-    async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
-        limiter = AsyncLimiter("1000/day", name="ended", store=store, on_store_error="raise")
-        await limiter.hit("a")
-        ours = "FROM pg_stat_activity WHERE application_name = 'headgate'"
-        with psycopg.connect(server.url, autocommit=True) as other, psycopg.connect(server.url) as holder:
-            holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
-            first = asyncio.gather(*(limiter.hit("a") for _ in range(HALF)))
-            waiting = f"{ours} AND wait_event_type = 'Lock'"
-            await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
-            others = asyncio.gather(*(limiter.hit("b") for _ in range(HALF)))
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert other.execute(f"SELECT count(*) {ours}").fetchone() == (1,)
-            other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
-            holder.rollback()
-            await first
-            await others
-        assert [(await limiter.check(key, 0)).remaining for key in "ab"] == [1000 - 1 - HALF, 1000 - HALF]
 
 
 async def test_cancelled_batch_does_not_fail_the_next_batch(server: PostgresServer) -> None:

@@ -36,7 +36,6 @@ from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
 from headgate.stores.postgres.peer import Message, PostgresPeer, PostgresWire
 from headgate.stores.remote.batching import MOST_PER_BATCH
-from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.integration.postgres.conftest import execute
 
@@ -92,14 +91,6 @@ def test_request_with_many_rules_is_one_call(store: PostgresStore, name: str, se
     assert sent == ["one", "many", "many", "many", "many", "many", "many"]
 
 
-async def test_single_task_sends_calls_one_by_one(url: str, name: str, sent: list[str]) -> None:
-    async with PostgresStore(url) as store:
-        limiter = AsyncLimiter("50/minute", name=name, store=store)
-        for _ in range(5):
-            await limiter.hit("a")
-    assert sent == ["one"] * 5
-
-
 async def test_waiting_calls_are_sent_in_one_batch(url: str, name: str, sent: list[str]) -> None:
     async with PostgresStore(url, deadline=PATIENT) as store:
         limiter = AsyncLimiter("100/minute", name=name, store=store)
@@ -107,28 +98,6 @@ async def test_waiting_calls_are_sent_in_one_batch(url: str, name: str, sent: li
         assert sum(decision.allowed for decision in decisions) == 100
         # Connecting took a while, so all calls were queued when the first batch was sent.
         assert sent == ["many"] * -(300 // -MOST_PER_BATCH)
-
-
-async def test_a_batch_answers_each_of_its_different_requests(url: str, name: str) -> None:
-    async with PostgresStore(url, deadline=PATIENT) as store:
-        one = AsyncLimiter("2/minute", name=name, store=store, on_store_error="raise")
-        several = AsyncLimiter(*THREE_RULES, name=name, store=store, on_store_error="raise")
-        key = {"user": "u", "realm": "r"}
-        held = await several.hold(key, 5)
-        first, _, second, third, release, several_hit, check, reset = await asyncio.gather(
-            one.hit("a"),
-            one.record("b", 7),
-            one.hit("a"),
-            one.hit("a"),
-            held.release(),
-            several.hit(key),
-            one.check("b", 0),
-            one.reset("a"),
-        )
-        assert (first.remaining, second.remaining, third.allowed) == (1, 0, False)
-        assert (release, reset, check.remaining) == (0, None, 0)
-        assert [result.remaining for result in several_hit.results] == [999, 199, 99_999]
-        assert (await one.hit("a")).remaining == 1
 
 
 @pytest.mark.parametrize("keys", [3, 40])
@@ -233,15 +202,6 @@ def test_refusals_and_checks_do_not_write_the_row(
     assert row() == before
 
 
-def test_refusal_by_one_rule_writes_no_rows_for_other_rules(
-    store: PostgresStore, name: str, connection: psycopg.Connection
-) -> None:
-    rules = (fixed_window("5/day", name="open"), fixed_window("0/day", name="shut"))
-    assert not Limiter(*rules, name=name, store=store).hit("a")
-    keys = [key_of(name, rule, "a") for rule in rules]
-    assert connection.execute("SELECT FROM headgate_states WHERE key = ANY(%s)", (keys,)).fetchall() == []
-
-
 @pytest.mark.parametrize(("durable", "commit"), [(False, "off"), (True, "on")])
 @pytest.mark.parametrize(
     "call",
@@ -288,18 +248,6 @@ def test_expired_states_are_removed_by_later_calls(empty_url: str, name: str) ->
         assert found is not None
         assert found[0] < 40 + 3 * NEW_STATES_PER_CLEANING
         assert all(lasting.check(f"lasting {number}", 0).remaining == 4 for number in range(40))
-
-
-async def test_tasks_remove_expired_states(empty_url: str, name: str) -> None:
-    async with PostgresStore(empty_url, deadline=PATIENT) as store:
-        store.migrate()
-        limiter = AsyncLimiter(fixed_window("1/1ms"), name=name, store=store, on_store_error="raise")
-        for start in range(0, 6 * NEW_STATES_PER_CLEANING, 50):
-            await asyncio.gather(*(limiter.hit(f"{number}") for number in range(start, start + 50)))
-    with psycopg.connect(empty_url) as connection:
-        found = connection.execute("SELECT count(*) FROM headgate_states").fetchone()
-        assert found is not None
-        assert found[0] < 3 * NEW_STATES_PER_CLEANING
 
 
 def test_removal_skips_locked_rows(empty_url: str, name: str) -> None:
@@ -406,24 +354,6 @@ def test_requests_with_the_same_keys_in_any_order_never_deadlock(empty_url: str,
         assert row == (0,)
 
 
-def test_threads_open_at_most_the_allowed_connections(url: str, name: str) -> None:
-    address = make_conninfo(url, application_name=name)
-    with PostgresStore(address, deadline=PATIENT) as store:
-        limiter = Limiter("1000/day", name=name, store=store, on_store_error="raise")
-        most = 0
-        with ThreadPoolExecutor(8) as pool, psycopg.connect(url, autocommit=True) as connection:
-            jobs = [pool.submit(limiter.hit, "a") for _ in range(400)]
-            while not all(job.done() for job in jobs):
-                row = connection.execute(
-                    "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (name,)
-                ).fetchone()
-                assert row is not None
-                most = max(most, row[0])
-            assert all(job.result() for job in jobs)
-        assert limiter.check("a", 0).remaining == 600
-        assert 1 <= most <= 2
-
-
 # --- One bad request in a batch -----------------------------------------------------------------------------
 
 
@@ -453,107 +383,11 @@ async def test_bad_request_does_not_fail_its_batch(
         assert left == [3, 4, 4, 4]  # each was charged once, though the batch was sent again
 
 
-# --- Cancelled callers --------------------------------------------------------------------------------------
-
-
-async def test_cancelled_call_does_not_affect_others(url: str, name: str) -> None:
-    async with PostgresStore(url, deadline=PATIENT) as store:
-        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-        await limiter.hit("warm")
-        first = asyncio.create_task(limiter.hit("a"))
-        await asyncio.sleep(0)  # it has been sent
-        waiting = [asyncio.create_task(limiter.hit("a")) for _ in range(4)]
-        await asyncio.sleep(0)
-        waiting[1].cancel()
-        first.cancel()
-        results = await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert [isinstance(result, asyncio.CancelledError) for result in results] == [
-            True,
-            False,
-            True,
-            False,
-            False,
-        ]
-        # The cancelled call that was already sent is charged; the queued one is not.
-        assert (await limiter.check("a", 0)).remaining == 96
-
-
-async def test_a_hold_whose_caller_is_cancelled_is_released(url: str, name: str) -> None:
-    async with PostgresStore(url, deadline=PATIENT) as store:
-        limiter = AsyncLimiter(
-            "100/day", token_bucket("100/day"), name=name, store=store, on_store_error="raise"
-        )
-        await limiter.hit("warm")
-        gate = store.bind_async(name, limiter.rules)
-        hold = asyncio.ensure_future(gate.decide(Request("hold", "a", 10)))
-        await asyncio.sleep(0)
-        hold.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await hold
-        await limiter.hit("b")  # the reply arrived, and the release was sent, before this call
-        await limiter.hit("b")
-        assert [result.remaining for result in (await limiter.check("a", 0)).results] == [100, 100]
-
-
-async def test_record_is_completed_if_its_caller_is_cancelled(url: str, name: str) -> None:
-    async with PostgresStore(url, deadline=PATIENT) as store:
-        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-        await limiter.hit("warm")
-        gate = store.bind_async(name, limiter.rules)
-        first = asyncio.ensure_future(gate.decide(Request("hit", "b")))
-        record = asyncio.ensure_future(gate.decide(Request("record", "a", 5)))
-        await asyncio.sleep(0)
-        record.cancel()  # it waits behind the first
-        await asyncio.gather(first, record, return_exceptions=True)
-        assert (await limiter.check("a", 0)).remaining == 95
-
-
 # --- Event loops and closing --------------------------------------------------------------------------------
-
-
-def test_a_store_serves_one_event_loop_after_the_other(store: PostgresStore, name: str) -> None:
-    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-
-    async def hit() -> int | None:
-        return (await limiter.hit("a")).remaining
-
-    assert [asyncio.run(hit()) for _ in range(3)] == [99, 98, 97]
-
-
-def test_a_store_serves_event_loops_side_by_side(store: PostgresStore, name: str) -> None:
-    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-
-    async def hits() -> list[bool]:
-        return [bool(await limiter.hit("a")) for _ in range(20)]
-
-    with ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(lambda: asyncio.run(hits())) for _ in range(4)]
-        assert all(all(job.result()) for job in jobs)
-    assert asyncio.run(_remaining(limiter)) == 20
 
 
 async def _remaining(limiter: AsyncLimiter) -> int | None:
     return (await limiter.check("a", 0)).remaining
-
-
-async def test_close_waits_for_pending_calls(url: str, name: str) -> None:
-    store = PostgresStore(url, deadline=PATIENT)
-    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-    hits = [asyncio.create_task(limiter.hit("a")) for _ in range(5)]
-    await asyncio.sleep(0)
-    await store.aclose()
-    assert [decision.remaining for decision in await asyncio.gather(*hits)] == [99, 98, 97, 96, 95]
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await limiter.hit("a")
-
-
-def test_closed_store_raises(url: str, name: str) -> None:
-    store = PostgresStore(url)
-    limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
-    limiter.hit("a")
-    store.close()
-    with pytest.raises(StoreUnavailable, match="closed"):
-        limiter.hit("a")
 
 
 async def test_closing_from_a_thread_fails_pending_calls(url: str, name: str) -> None:

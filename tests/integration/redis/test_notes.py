@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import AsyncLimiter, StoreConflict, StoreUnavailable
+from headgate import AsyncLimiter, StoreConflict
 from headgate.keys import note_key
 from headgate.stores.redis import RedisStore
-from headgate.testing.servers import RedisServer
 from tests.integration.redis.cluster import running_cluster
-from tests.integration.redis.proxy import Proxy
 
 
 async def test_note_expires_on_the_server(url: str, name: str, client: redis.Redis) -> None:
@@ -26,14 +24,6 @@ async def test_note_expires_on_the_server(url: str, name: str, client: redis.Red
         assert await store.note(name, "another", 3_000_000_000) == "another"
         left = client.pttl(note_key("headgate", name))
         assert 2_999_999_000_000 < left <= 3_000_000_000_000
-
-
-async def test_second_note_does_not_extend_the_first(url: str, name: str, client: redis.Redis) -> None:
-    async with RedisStore(url) as store:
-        await store.note(name, "text", 60)
-        await store.note(name, "another", 6_000)
-        left: Any = client.pttl(note_key("headgate", name))
-        assert left <= 60_000
 
 
 async def test_noting_the_same_text_again_extends_its_lifetime(
@@ -75,34 +65,6 @@ async def test_other_data_under_a_note_key_is_a_conflict(url: str, name: str, cl
         client.set(note_key("headgate", name), b"\xff")
         with pytest.raises(StoreConflict):
             await store.get_note(name)
-
-
-async def test_lost_script_is_loaded_again(server: RedisServer) -> None:
-    async with RedisStore(server.url) as store:
-        with redis.Redis.from_url(server.url) as client:
-            assert await store.note("a", "first", 60) == "first"
-            client.script_flush()
-            assert await store.note("a", "second", 60) == "first"
-
-
-async def test_note_can_be_retried_after_a_lost_reply(proxy: Proxy) -> None:
-    async with RedisStore(proxy.url, deadline=5) as store:
-        assert await store.get_note("a") is None
-        proxy.lose_replies()
-        with pytest.raises(StoreUnavailable):
-            await store.note("a", "mine", 60)
-        proxy.await_loss()
-        proxy.forward_again()
-        assert await store.note("a", "theirs", 60) == "mine"
-        assert await store.note("a", "mine", 60) == "mine"
-
-
-async def test_a_closed_store_raises(url: str, name: str) -> None:
-    store = RedisStore(url)
-    await store.note(name, "text", 60)
-    await store.aclose()
-    with pytest.raises(StoreUnavailable):
-        await store.get_note(name)
 
 
 async def test_notes_with_braces_in_their_names_work_in_a_cluster() -> None:

@@ -18,7 +18,6 @@ from headgate import (
     AsyncLimiter,
     Decision,
     Limiter,
-    RateLimited,
     StoreMisconfigured,
     StoreUnavailable,
     concurrent,
@@ -28,9 +27,8 @@ from headgate import (
 )
 from headgate.outage.policies import local
 from headgate.stores.redis import RedisStore
-from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
-from headgate.testing.servers import RedisServer, find_free_port
+from headgate.testing.servers import RedisServer
 from tests.integration.redis.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("deadlines")
@@ -153,22 +151,6 @@ def _available(limiter: AsyncLimiter) -> Callable[[], Any]:
     return available
 
 
-def test_limiters_on_one_store_share_one_failed_call(server: RedisServer) -> None:
-    with RedisStore(server.url, deadline=DEADLINE) as store:
-        limiters = [Limiter("5/hour", name=f"limiter {i}", store=store) for i in range(5)]
-        assert all(limiter.hit("alice") for limiter in limiters)
-        server.pause()
-        assert all(limiter.hit("alice").degraded for limiter in limiters)
-        assert limiters[0].health.failures == 1
-        server.resume()
-
-
-def test_a_server_that_was_never_there_costs_one_failed_call() -> None:
-    with Limiter("5/hour", name="x", store=f"redis://127.0.0.1:{find_free_port()}") as limiter:
-        assert all(limiter.hit("alice").degraded for _ in range(100))
-        assert limiter.health.failures == 1
-
-
 def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> None:
     # A killed server is noticed at once, so a long deadline avoids timeouts of threads that wait for each other.
     with Limiter("100000/hour", name="x", store=server.url, deadline=30) as limiter:
@@ -221,76 +203,7 @@ async def test_restart_between_calls_fails_no_call_of_tasks(server: RedisServer)
         assert limiter.health.failures == 0
 
 
-def test_server_that_cannot_write_stays_unavailable(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It can be read, but a probe also counts something."""
-    with (
-        RedisStore(server.url, deadline=DEADLINE) as store,
-        Limiter("5/hour", name="x", store=store) as limiter,
-    ):
-        limiter.hit("alice")
-        server.command("CONFIG", "SET", "maxmemory", "1")
-        assert limiter.hit("alice").degraded
-        server.command("CONFIG", "RESETSTAT")
-        until(lambda: server.command("INFO", "commandstats").count(b"cmdstat_evalsha:calls=6"))
-        assert not limiter.health.available
-        assert limiter.hit("alice").degraded
-        assert (limiter.health.outages, limiter.health.failures) == (1, 1)
-        assert len(caplog.records) == 1
-        server.command("CONFIG", "SET", "maxmemory", "0")
-        until(lambda: limiter.health.available)
-        assert not limiter.hit("alice").degraded
-        assert len(caplog.records) == 2
-
-
 # --- Policies --------------------------------------------------------------------------------------------------------
-
-
-def down() -> str:
-    return f"redis://127.0.0.1:{find_free_port()}"
-
-
-def test_failure_policy_open_admits() -> None:
-    with Limiter("2/hour", name="x", store=down(), on_store_error="open") as limiter:
-        decisions = [limiter.hit("alice") for _ in range(5)]
-        assert all(decision.allowed and decision.degraded for decision in decisions)
-        assert limiter.check("alice").degraded
-        with limiter.hold("alice") as hold:
-            hold.settle(2)
-        limiter.record("alice")
-
-
-def test_failure_policy_closed_refuses() -> None:
-    with Limiter("2/hour", name="x", store=down(), on_store_error="closed") as limiter:
-        decision = limiter.hit("alice")
-        assert not decision
-        assert decision.degraded
-        assert decision.retry_after == 1
-        with pytest.raises(RateLimited), limiter.hold("alice"):
-            raise AssertionError("was entered")
-
-
-def test_failure_policy_raise_raises_without_waiting_after_the_first_failure(server: RedisServer) -> None:
-    with (
-        RedisStore(server.url, deadline=DEADLINE) as store,
-        Limiter("2/hour", name="x", store=store, on_store_error="raise") as limiter,
-    ):
-        limiter.hit("alice")
-        server.pause()
-        for _ in range(100):
-            with pytest.raises(StoreUnavailable):
-                limiter.hit("alice")
-        assert limiter.health.failures == 1
-        server.resume()
-
-
-@pytest.mark.parametrize("policy", ["open", "closed", local()])
-def test_reset_raises_with_every_failure_policy(policy: Any) -> None:
-    with Limiter("2/hour", name="x", store=down(), on_store_error=policy) as limiter:
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable):
-                limiter.reset("alice")
 
 
 @pytest.mark.parametrize(
@@ -312,54 +225,6 @@ def test_failure_policy_local_limits_requests_during_an_outage(server: RedisServ
         after = sum(limiter.hit("alice").allowed for _ in range(100))
         # The first failed call may have been counted before the server hung.
         assert admitted + after in (9, 10)
-
-
-def test_local_holds_are_released_locally(server: RedisServer) -> None:
-    with (
-        RedisStore(server.url, deadline=DEADLINE) as store,
-        Limiter("10/hour", name="x", store=store, on_store_error=local(0.5)) as limiter,
-    ):
-        on_server = limiter.hold("alice", 3)
-        server.pause()
-        limiter.hit("somebody")  # notices the outage
-        in_memory = limiter.hold("alice", 5)
-        assert in_memory.decision.degraded
-        assert not limiter.hit("alice")
-        in_memory.release()
-        assert limiter.check("alice").remaining == 4
-        server.resume()
-        until(lambda: is_available_again(limiter))
-        assert limiter.check("alice", 0).remaining == 7
-        on_server.release()
-        assert limiter.check("alice", 0).remaining == 10
-
-
-def test_hold_taken_during_an_outage_is_not_released_on_the_server(server: RedisServer) -> None:
-    with (
-        RedisStore(server.url, deadline=DEADLINE) as store,
-        Limiter("10/hour", name="x", store=store, on_store_error=local(1.0)) as limiter,
-    ):
-        limiter.hit("alice", 6)
-        server.pause()
-        limiter.hit("somebody")
-        in_memory = limiter.hold("alice", 5)
-        server.resume()
-        until(lambda: is_available_again(limiter))
-        in_memory.release()
-        assert limiter.check("alice", 0).remaining == 4
-
-
-def test_units_stay_counted_if_a_release_fails(server: RedisServer) -> None:
-    with (
-        RedisStore(server.url, deadline=DEADLINE) as store,
-        Limiter("10/hour", name="x", store=store) as limiter,
-    ):
-        hold = limiter.hold("alice", 3)
-        server.kill()
-        assert hold.release() == 0
-        assert limiter.health.failures == 1
-        assert hold.release() == 0
-        assert limiter.health.failures == 1
 
 
 def test_counts_survive_a_kill_with_persistence() -> None:
@@ -416,16 +281,6 @@ def test_retries_of_a_given_client_are_disabled(server: RedisServer, proxy: Prox
     eager.close()
 
 
-async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, proxy: Proxy) -> None:
-    async with AsyncLimiter("5/hour", name="x", store=proxy.url) as limiter:
-        await limiter.hit("warm")
-        proxy.lose_replies()
-        decisions = await asyncio.gather(*(limiter.hit(f"user {i}") for i in range(MOST_PER_BATCH)))
-        assert all(decision.degraded for decision in decisions)
-        left = [await asyncio.to_thread(remaining, server, f"user {i}") for i in range(MOST_PER_BATCH)]
-        assert left == [4] * MOST_PER_BATCH
-
-
 def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(proxy: Proxy) -> None:
     with RedisStore(proxy.url, deadline=30) as store:
         gate = store.bind("renewed", (concurrent(1, lease="1h"),))
@@ -442,46 +297,6 @@ def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(proxy: Proxy) ->
 
 
 # --- Log messages ----------------------------------------------------------------------------------------------------
-
-
-def test_each_availability_change_is_logged_once(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "headgate")
-    with (
-        RedisStore(server.url, deadline=DEADLINE) as store,
-        Limiter("5/hour", name="x", store=store) as limiter,
-    ):
-        for _ in range(2):
-            limiter.hit("alice")
-            server.kill()
-            for _ in range(500):
-                limiter.hit("alice")
-            server.start()
-            until(lambda: is_available_again(limiter))
-    messages = [record.getMessage() for record in caplog.records]
-    assert [("is unavailable" in message, "is back after" in message) for message in messages] == [
-        (True, False),
-        (False, True),
-    ] * 2
-
-
-def test_conflicts_are_logged_once_and_are_not_an_outage(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        redis.Redis.from_url(server.url) as client,
-        Limiter("5/hour", name="x", store=server.url, on_store_error="closed") as limiter,
-    ):
-        limiter.hit("alice")
-        [key] = client.keys("*alice*")  # type: ignore[union-attr,misc]
-        client.delete(key)
-        client.lpush(key, "something else")
-        for _ in range(10):
-            assert limiter.hit("alice").degraded
-            assert not limiter.hit("bob").degraded or limiter.hit("bob").remaining == 0
-        assert limiter.health.available
-        assert len(caplog.records) == 1
 
 
 SECRET, USER = "s3cr%25t-p%40ss", "some-user"

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import (
     ConfigError,
     CostTooHigh,
-    Limiter,
-    MemoryStore,
     Rule,
     StoreError,
     StoreUnavailable,
@@ -32,7 +29,6 @@ from headgate.stores.redis.codec import Operation, Reply, ScriptCall
 from headgate.stores.redis.operations import RedisOperations
 from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.request import Request
-from headgate.testing import FakeClock
 from tests.unit.redis.script import FakeServer
 
 T = TypeVar("T")
@@ -87,12 +83,6 @@ def cluster(*rules: Rule, tag: Any = "key", clock: Any = None) -> ClusterOperati
 def operations(server: FakeServer) -> list[tuple[Operation, int]]:
     """Return the operation and the number of rules of each request."""
     return [(Operation(request.body[0]), len(request.keys)) for request in server.requests]
-
-
-def test_test_keys_are_in_different_slots() -> None:
-    server = FakeServer()
-    decide(cluster(), "hit", WHO, 1, server)
-    assert len({slot_of(request) for request in server.requests}) == 4
 
 
 @pytest.mark.parametrize(
@@ -185,21 +175,6 @@ def test_recording_more_than_the_maximum_count_is_refused() -> None:
         decide(cluster(), "record", WHO, MAX_UNITS, server)
 
 
-def test_recording_nothing_sends_no_request() -> None:
-    server = FakeServer()
-    decide(cluster(), "record", WHO, 0, server)
-    assert server.requests == []
-
-
-def test_the_clock_of_the_store_is_used_if_no_time_is_given() -> None:
-    clock, server = FakeClock(), FakeServer(now=0)
-    these = cluster(sliding_log("1/minute"), clock=clock)
-    assert decide(these, "hit", "alice", 1, server)[0]
-    clock.advance(59.999999)
-    assert not decide(these, "hit", "alice", 1, server)[0]
-    assert decide(these, "hit", "alice", 1, server, clock.now_us() + 1)[0]
-
-
 # --- Units, places and moves -----------------------------------------------------------------------------------------
 
 MEMBER = {"user": "alice", "team": "north"}
@@ -239,12 +214,6 @@ def test_rules_with_cost_0_are_not_charged_in_their_slots() -> None:
     run(these.refund(receipts, 7, None), server)
     assert operations(server) == [(Operation.REFUND, 1)]
     assert left(these, MEMBER, server) == [2, 100, 46]
-
-
-def test_returning_nothing_sends_no_request() -> None:
-    server = FakeServer()
-    run(cluster(*PLACES).refund(((None, ()), (b"key", (1,) * 9), (None, ())), (1, 0, 1), None), server)
-    assert server.requests == []
 
 
 def test_places_in_a_separate_slot_can_be_renewed() -> None:
@@ -289,39 +258,3 @@ steps = st.lists(
     ),
     max_size=25,
 )
-
-
-@given(steps)
-def test_without_concurrency_several_slots_answer_like_one_store(
-    trace: list[tuple[str, int, str, int]],
-) -> None:
-    """Exact to the microsecond. A bucket refunded at once, with no call in between, is unchanged."""
-    clock = FakeClock()
-    server = FakeServer()
-    memory = Limiter(*RULES, name="limiter", store=MemoryStore(clock=clock))
-    these = cluster(clock=clock)
-    holds: list[Any] = []
-    for operation, cost, user, pause in trace:
-        clock.advance_us(pause)
-        who = {**WHO, "user": user}
-        if operation == "hit":
-            assert decide(these, "hit", who, cost, server)[0] == memory.hit(who, cost)
-        elif operation == "check":
-            assert decide(these, "peek", who, cost, server)[0] == memory.check(who, cost)
-        elif operation == "hold":
-            decision, receipts = decide(these, "hold", who, cost, server)
-            expected = memory.hold(who, cost)
-            assert decision == expected.decision
-            if receipts is not None:
-                holds.append((receipts, expected, cost))
-        elif operation == "settle" and holds:
-            receipts, expected, held = holds.pop()
-            expected.settle(min(cost, held))
-            if cost < held:
-                run(these.refund(receipts, held - cost, None), server)
-        elif operation == "record":
-            decide(these, "record", who, cost, server)
-            memory.record(who, cost)
-        elif operation == "reset":
-            run(these.reset(who), server)
-            memory.reset(who)

@@ -69,17 +69,6 @@ async def test_calls_of_one_event_loop_iteration_are_sent_together(
     assert peer.batches == [["a", "b", "c"]]
 
 
-async def test_waiting_calls_are_sent_together(engine: AsyncEngine, peer: ScriptedPeer) -> None:
-    peer.is_open = False
-    first = start(engine, "first")
-    await peer.until_sent_async(1)
-    others = [start(engine, name) for name in "abc"]
-    peer.open()
-    assert await outcomes([first, *others]) == ["first", "a", "b", "c"]
-    assert peer.batches == [["first"], ["a", "b", "c"]]
-    assert len(peer.wires) == 1
-
-
 # --- One batch after another -----------------------------------------------------------------------------------------
 
 HALF = batching.ENOUGH_TO_FOLLOW
@@ -107,28 +96,6 @@ async def test_many_calls_are_pipelined_on_the_same_connection() -> None:
     assert await outcomes([*calls, *third]) == [request for batch in peer.batches for request in batch]
     assert len(peer.batches) == 3
     assert len(peer.wires) == 1
-    await engine.aclose()
-
-
-async def test_replies_reach_their_calls_if_a_batch_sends_two_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    peer = ScriptedPeer(follows=True)
-    usual, messages = peer.converse, list[Any]()
-
-    def in_two_steps(calls: Any) -> Any:
-        assert (yield ["first", len(calls)]) == ["first", len(calls)]
-        messages.append(calls[0].request)
-        return (yield from usual(calls))
-
-    monkeypatch.setattr(peer, "converse", in_two_steps)
-    engine = AsyncEngine(peer, PATIENCE)
-    calls = await start_two_batches(peer, engine)
-    peer.open()
-    expected = [f"{name}{number}" for name in "ab" for number in range(HALF)]
-    assert await outcomes(calls) == expected
-    assert messages == ["a0", "b0"]
-    assert await start(engine, "afterwards") == "afterwards"
     await engine.aclose()
 
 
@@ -184,38 +151,6 @@ async def test_a_second_batch_that_cannot_be_encoded_fails_both_batches(
     await engine.aclose()
 
 
-async def test_pipelined_calls_fail_if_the_connection_is_lost() -> None:
-    peer = ScriptedPeer(follows=True)
-    engine = AsyncEngine(peer, PATIENCE)
-    calls = await start_two_batches(peer, engine)
-    peer.answer = lambda batch: ConnectionResetError("gone")
-    peer.open()
-    assert {type(error) for error in await outcomes(calls)} == {StoreUnavailable}
-    peer.answer = list
-    assert await start(engine, "afterwards") == "afterwards"
-    assert len(peer.wires) == 2
-    await engine.aclose()
-
-
-async def test_pipelined_calls_fail_if_the_connection_is_silent(
-    clock: ScriptedTime,
-) -> None:
-    peer = ScriptedPeer(follows=True)
-    engine = AsyncEngine(peer, 0.01)
-    peer.is_open = False
-    calls = [start(engine, f"a{number}", 0.01) for number in range(HALF)]
-    await peer.until_sent_async(1)
-    calls += [start(engine, f"b{number}") for number in range(HALF)]
-    await peer.until_sent_async(2)
-    clock.advance(0.01)
-    async with asyncio.timeout(PATIENCE):
-        found = await outcomes(calls)
-    assert {type(error) for error in found} == {StoreTimeout}
-    peer.open()
-    assert await start(engine, "afterwards") == "afterwards"
-    await engine.aclose()
-
-
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
@@ -249,20 +184,6 @@ async def test_each_call_fails_at_its_deadline(
     assert await patient == "patient"
     assert peer.batches == [["tight", "patient"]]
     assert len(peer.wires) == 1
-
-
-async def test_connecting_counts_towards_the_deadline(
-    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
-) -> None:
-    connecting = Connecting(peer)
-    call = start(engine, "a", 0.01)
-    await connecting.has_begun.wait()
-    clock.advance(0.01)
-    with pytest.raises(StoreTimeout):
-        await call
-    connecting.go_on.set()
-    assert await start(engine, "b") == "b"
-    assert peer.batches == [["b"]]
 
 
 async def test_connecting_times_out(peer: ScriptedPeer, clock: ScriptedTime) -> None:
@@ -340,22 +261,6 @@ async def test_a_received_reply_is_not_late_if_the_event_loop_is_blocked_twice(
 # --- Cancelled callers -----------------------------------------------------------------------------------------------
 
 
-async def test_a_cancelled_unsent_call_is_sent_only_if_required(
-    engine: AsyncEngine, peer: ScriptedPeer
-) -> None:
-    peer.is_open = False
-    first = start(engine, "first")
-    await peer.until_sent_async(1)
-    hit, record = start(engine, "hit"), start(engine, "record", must_send=True)
-    await asyncio.sleep(0)
-    hit.cancel()
-    record.cancel()
-    peer.open()
-    await first
-    await peer.until_sent_async(2)
-    assert peer.batches == [["first"], ["record"]]
-
-
 @pytest.mark.parametrize("steps", range(12))
 async def test_the_reply_to_a_cancelled_call_is_never_lost(
     engine: AsyncEngine, peer: ScriptedPeer, steps: int
@@ -388,17 +293,6 @@ async def test_connection_exceptions_become_store_errors(
     assert found[0] is not found[1]
     peer.answer = list
     assert await start(engine, "c") == "c"
-
-
-async def test_a_failed_connection_attempt_fails_all_waiting_calls(
-    engine: AsyncEngine, peer: ScriptedPeer
-) -> None:
-    def refuse() -> None:
-        raise RuntimeError("can't start new thread")
-
-    peer.before_connect = refuse
-    found = await outcomes([start(engine, name) for name in "ab"])
-    assert [str(error) for error in found] == ["RuntimeError: can't start new thread"] * 2
 
 
 async def test_a_connection_made_in_a_thread_is_closed_if_no_call_waits_for_it(

@@ -24,8 +24,6 @@ from headgate.stores.remote.wakeup import WakeUp
 from tests.unit.processes import Interrupted, interrupts
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
 
-Calls = Callable[..., Any]
-
 
 @pytest.fixture
 def peer() -> ScriptedPeer:
@@ -73,22 +71,6 @@ def until(condition: Callable[[], object]) -> None:
 def test_successive_threads_share_one_connection(engine: ThreadEngine, peer: ScriptedPeer) -> None:
     assert [call(engine, f"{number}") for number in range(3)] == ["0", "1", "2"]
     assert peer.batches == [["0"], ["1"], ["2"]]
-    assert len(peer.wires) == 1
-
-
-def test_calls_of_threads_during_a_round_trip_are_sent_together(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
-) -> None:
-    peer.is_open = False
-    first = pool.submit(call, engine, "first")
-    peer.until_sent(1)
-    others = [pool.submit(call, engine, f"{number}") for number in range(30)]
-    until(lambda: waiting(engine) == 30)
-    assert len(peer.batches) == 1
-    peer.open()
-    assert first.result(PATIENCE) == "first"
-    assert [job.result(PATIENCE) for job in others] == [f"{number}" for number in range(30)]
-    assert sorted(peer.batches[1]) == sorted(f"{number}" for number in range(30))
     assert len(peer.wires) == 1
 
 
@@ -153,36 +135,6 @@ def test_a_leader_past_its_deadline_hands_over_to_another_thread(
     peer.open()
     assert follower.result(PATIENCE) == "follower"
     assert len(peer.wires) == 1  # the late reply was read, by the follower
-
-
-def test_only_a_follower_past_its_deadline_fails(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
-) -> None:
-    peer.is_open = False
-    leader = pool.submit(call_at, clock, engine, "leader")
-    peer.until_sent(1)
-    follower = pool.submit(call_at, clock, engine, "follower", 0.01)
-    until(lambda: waiting(engine) == 1)
-    clock.advance(0.01)
-    with pytest.raises(StoreTimeout):
-        follower.result(PATIENCE)
-    peer.open()
-    assert leader.result(PATIENCE) == "leader"
-    assert peer.batches == [["leader"]]
-
-
-def test_a_late_reply_is_not_given_to_the_next_call(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
-) -> None:
-    peer.is_open = False
-    late = pool.submit(call_at, clock, engine, "late", 0.01)
-    peer.until_sent(1)
-    clock.advance(0.01)
-    with pytest.raises(StoreTimeout):
-        late.result(PATIENCE)
-    peer.open()
-    assert call_at(clock, engine, "next") == "next"
-    assert len(peer.wires) == 1
 
 
 def test_a_connection_silent_beyond_the_store_deadline_is_closed(
@@ -298,21 +250,6 @@ def test_connection_exceptions_become_store_errors(
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
 
-def test_a_reply_with_too_few_parts_becomes_a_store_error(engine: ThreadEngine, peer: ScriptedPeer) -> None:
-    peer.answer = lambda batch: []
-    with pytest.raises(StoreUnavailable):
-        call(engine, "a")
-
-
-def test_a_failed_connection_attempt_becomes_a_store_error(engine: ThreadEngine, peer: ScriptedPeer) -> None:
-    def refuse() -> None:
-        raise OSError("no route")
-
-    peer.before_connect = refuse
-    with pytest.raises(StoreUnavailable, match="no route"):
-        call(engine, "a")
-
-
 def test_failure_to_start_a_thread_becomes_a_store_error(
     engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,20 +284,6 @@ def test_reconnecting_does_not_wait_for_the_previous_leader(
         assert job.result(PATIENCE) == "b"
     finally:
         clock.advance(PATIENCE)
-
-
-def test_calls_of_a_too_large_batch_are_sent_one_by_one(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
-) -> None:
-    peer.is_open = False
-    peer.answer = lambda batch: "too large" if len(batch) > 1 else batch
-    jobs = [pool.submit(call, engine, "first")]
-    peer.until_sent(1)
-    jobs += [pool.submit(call, engine, f"{number}") for number in range(3)]
-    until(lambda: waiting(engine) == 3)
-    peer.open()
-    assert [job.result(PATIENCE) for job in jobs] == ["first", "0", "1", "2"]
-    assert list(map(len, peer.batches)) == [1, 3, 1, 1, 1]
 
 
 # --- Interrupted threads ---------------------------------------------------------------------------------------------

@@ -124,7 +124,8 @@ class ResilientGate(Unpicklable):
         if request.operation == "renew" and (renewed := self._fallback.renew(request)) is not None:
             return renewed
         charges = request.operation != "peek" and request.charges
-        local = request.replaces if self._fallback.has_taken(request.replaces) else None
+        replaces = request.replaces
+        local = replaces if replaces is not None and self._fallback.has_taken(replaces) else None
         try:
             sent = request if local is None else request.replacing(None)
             answer = self._circuit.call(charges, self._gate.decide, sent)

@@ -163,9 +163,7 @@ class Batcher:
         return self._follows and len(self.batches) == 1 and len(self.waiting) >= ENOUGH_TO_FOLLOW
 
     def next_message(self, now: float) -> Any | None:
-        """Return the first message of the next batch, or `None` if nothing may or needs to be sent now."""
-        if not self.may_send():
-            return None
+        """Return the first message of the next batch, which may be sent, or `None` if no caller waits any more."""
         if not self.batches:
             self._silent_since = now
         calls: list[RemoteCall] = []

@@ -145,7 +145,7 @@ class LoopEngine:
     def start(self, call: TaskCall) -> None:
         """Queue a call. It is sent in the next turn of the event loop, together with all others of this turn."""
         self._batcher.add(call)
-        if not self._is_scheduled and self._batcher.may_send():
+        if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._send)
         if self._batcher.alarm < self._timer_due:
@@ -198,8 +198,10 @@ class LoopEngine:
                 self._start_connecting()
         else:
             try:
-                while (message := batcher.next_message(time.monotonic())) is not None:
-                    self._wire.send(message)
+                while batcher.may_send():
+                    message = batcher.next_message(time.monotonic())
+                    if message is not None:
+                        self._wire.send(message)
             except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
                 self.lose(cause)
         if self._idle is not None and not batcher.is_needed:

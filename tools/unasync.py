@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("src/headgate", "src/headgate/outage", "src/headgate/policy", "src/headgate/stores/remote")
+PACKAGES = (
+    "src/headgate",
+    "src/headgate/leases",
+    "src/headgate/outage",
+    "src/headgate/policy",
+    "src/headgate/stores/remote",
+)
 """Where there is an `_async`, and a `_sync` made from it."""
 
 REPLACEMENTS = {
@@ -34,6 +40,7 @@ REPLACEMENTS = {
     r"AsyncObservedHold": "ObservedHold",
     r"AsyncRemoteGate": "RemoteGate",
     r"AsyncResilientGate": "ResilientGate",
+    r"AsyncLeasedGate": "LeasedGate",
     r"AsyncCircuit": "Circuit",
     r"call_later_async": "call_later",
     r"ainspect_server": "inspect_server",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection
+from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
@@ -14,12 +15,13 @@ from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
 from headgate.keys import Key, PlainKey, key_picker
+from headgate.leases.chunks import ChunkBook, leased_rules, with_lease
 from headgate.outage.fallback import Health
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
-from headgate.stores.base import AnyStore, Operation, Receipts
+from headgate.stores.base import AnyStore, Guarantees, Operation, Receipts
 from headgate.stores.handle import StoreHandle
 from headgate.stores.request import Request
 
@@ -47,12 +49,14 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         store: S | str | None,
         clock: Clock | None,
         method: str,
+        lease: str | float | timedelta | None,
     ) -> None:
         """Check the arguments that need no store, and open the store.
 
         Args:
             rules: As for the class; so are name, store and clock.
             method: The method of the store that binds rules for this kind of limiter.
+            lease: As for the class.
         """
         self.rules = rules_from(rules)
         if store is not None and not name:
@@ -69,6 +73,11 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         given = check_clock(clock)
         self._handle = _handle_on(store, clock)
         self.store: S = self._checked(store, method) if self._handle is None else self._handle.store
+        if lease is not None:
+            if given is not None:
+                raise ConfigError("a lease is measured by the machine's clock: use either lease= or clock=")
+            self.rules = leased_rules(self.rules, lease, self.store)
+            self._chunks = ChunkBook(self.rules) if self.rules else None
         self._clock: Clock = given or _pace_of(self.store)
         self._has_real_time = isinstance(self._clock, SteadyClock | WallClock)
 
@@ -180,6 +189,14 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     quotas: QuotaCache | None = None
     """Cached results of the function for callers' quotas; `None` without one."""
 
+    _chunks: ChunkBook | None = None
+    """The chunks of leased units; `None` without a lease."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """The guarantees of its store, and what a lease changes about them."""
+        return self.store.guarantees if self._chunks is None else with_lease(self.store.guarantees)
+
     _known_tiers: frozenset[str] | None = None
     """The tiers of all rules; `None` if unknown tiers are not reported."""
 
@@ -202,7 +219,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
 
 
-_RULE_OPTIONS = ("burst", "scope", "tiers", "unit", "buckets", "strict", "lease", "timezone")
+_RULE_OPTIONS = ("burst", "scope", "tiers", "unit", "buckets", "strict", "timezone")
 
 
 def raise_unknown_option(limiter: str, options: Collection[str]) -> NoReturn:

@@ -7,7 +7,7 @@ cdef int64_t _NONE
 
 cdef class Decision:
     cdef tuple _names, _fields
-    cdef bint _allowed, _degraded
+    cdef bint _allowed, _degraded, _leased
     cdef int64_t _limit, _remaining, _retry_after_us, _reset_after_us
     cdef Py_ssize_t _index
 

@@ -61,6 +61,7 @@ class Decision:
         "_degraded",
         "_fields",
         "_index",
+        "_leased",
         "_limit",
         "_names",
         "_remaining",
@@ -77,6 +78,7 @@ class Decision:
     _index: int  # of the binding rule
     _fields: tuple[Fields, ...] | None  # of each rule, if there are several
     _degraded: bool
+    _leased: bool
 
     @staticmethod
     def make(names: tuple[str, ...], verdicts: Sequence[Fields], *, degraded: bool = False) -> Decision:
@@ -88,6 +90,12 @@ class Decision:
         """Return a copy that is marked as not decided by the limiter's store."""
         copy = _copy_of(self)
         copy._degraded = True
+        return copy
+
+    def as_leased(self) -> Decision:
+        """Return a copy that is marked as decided from a chunk of leased units."""
+        copy = _copy_of(self)
+        copy._leased = True
         return copy
 
     def as_refused(self, retry_after_us: int = 0) -> Decision:
@@ -180,6 +188,11 @@ class Decision:
         """Whether the store could not be reached and the failure policy decided."""
         return self._degraded
 
+    @property
+    def leased(self) -> bool:
+        """Whether this process decided from a chunk of leased units; the figures are then those of the chunk's grant."""
+        return self._leased
+
     def raise_if_denied(self) -> Decision:
         """Return this decision if it admits.
 
@@ -258,6 +271,7 @@ def new_decision(
     decision._index = 0
     decision._fields = None
     decision._degraded = False
+    decision._leased = False
     return decision
 
 
@@ -276,13 +290,14 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
         decision._index,
         decision._fields,
         decision._degraded,
+        decision._leased,
     )
 
 
 def _restored(*fields: Any) -> Decision:
     """Return the decision with the fields of `_fields_of`."""
     decision = new_decision(*fields[:6])
-    decision._index, decision._fields, decision._degraded = fields[6:]
+    decision._index, decision._fields, decision._degraded, decision._leased = fields[6:]
     return decision
 
 

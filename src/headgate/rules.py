@@ -68,6 +68,7 @@ class Rule:
         unit: The counted unit.
         span: The windows of a calendar rule.
         timezone: The time zone of a calendar rule.
+        lease_us: The time that may pass between charging units and admitting them, for a limiter with a `lease=`.
     """
 
     kind: Kind
@@ -80,6 +81,7 @@ class Rule:
     unit: str = REQUESTS
     span: Span | None = None
     timezone: str | None = None
+    lease_us: int = 0
 
     def __hash__(self) -> int:
         return hash((self.kind, self.quota, self.name, self.scope, self.buckets, self.strict, self.unit))
@@ -325,6 +327,11 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
 def scopes_of(rules: Iterable[Rule]) -> frozenset[str]:
     """Return the scopes that a key of these rules needs; empty for plain keys."""
     return frozenset(rule.scope for rule in rules if rule.scope is not None and rule.scope != SHARED)
+
+
+def leased(rules: tuple[Rule, ...], lease_us: int) -> tuple[Rule, ...]:
+    """Return rules that allow for a time of `lease_us` between charging units and admitting them."""
+    return tuple(replace(rule, lease_us=lease_us) for rule in rules)
 
 
 def make_rule(

@@ -95,7 +95,13 @@ def test_async_only_code_is_left_out() -> None:
 
 def test_generated_files_have_a_header(copied: Path) -> None:
     generated = list(copied.rglob("_sync/*.py"))
-    assert {file.parent.parent.name for file in generated} == {"headgate", "outage", "policy", "remote"}
+    assert {file.parent.parent.name for file in generated} == {
+        "headgate",
+        "leases",
+        "outage",
+        "policy",
+        "remote",
+    }
     for file in generated:
         source = file.parent.with_name("_async") / file.name
         assert file.read_text().startswith(

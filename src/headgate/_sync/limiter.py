@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from math import inf
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
@@ -25,6 +26,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
+from headgate.leases._sync.gate import LeasedGate
 from headgate.outage._sync.gate import ResilientGate
 from headgate.outage.binding import bind
 from headgate.outage.policies import OnOverload, OnStoreError
@@ -57,6 +59,8 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         quotas_for: Seconds for which its results are cached; 0 calls the function every time.
         strict_tiers: Whether a tier that no rule has raises `ConfigError`. By default the call has the quotas without a
             tier, and the first such call causes a warning.
+        lease: The time for which this process may take units of hot keys from a shared store, to decide locally; at most
+            1/20 of the shortest period. See `headgate.leases`.
 
     Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by unit, as
     in `{"tokens": 800}`, which also counts as one request. Counting calls accept `now=`, the time of the decision
@@ -73,6 +77,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
     """
 
     new_hold: Callable[..., Hold]
+    _leased: LeasedGate | None = None
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         quotas: QuotaFunction | None = None,
         quotas_for: float = 60.0,
         strict_tiers: bool = False,
+        lease: str | float | timedelta | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -96,7 +102,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         if quotas is not None:
             check_quota_function(quotas)
         check_kept_for("quotas_for=", quotas_for)
-        self._prepare(rules, name, store, clock, "bind")
+        self._prepare(rules, name, store, clock, "bind", lease)
         self._watch_tiers(strict_tiers, is_used_otherwise=quotas is not None)
         try:
             gate: Gate = Unlimited()
@@ -111,6 +117,8 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
                     deadline,
                     on_overload,
                 )
+            if self._chunks is not None:
+                gate = self._leased = LeasedGate(gate, self._chunks)
             if store is not None and clock is not None:
                 gate = Timed(gate, clock)  # a private memory store has the clock already
             if quotas is not None:
@@ -403,7 +411,12 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         return self
 
     def close(self) -> None:
-        """Close the store that the limiter opened, unless other limiters share it; a given store stays open."""
+        """Return the units of leases, and close the store that the limiter opened, unless other limiters share it.
+
+        A given store stays open.
+        """
+        if self._leased is not None:
+            self._leased.return_chunks()
         if self._handle is not None:
             self._handle.close()
 

@@ -42,9 +42,10 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
         return FixedWindow(rule.name, quota.limit, quota.period_us)
     if rule.kind == "sliding_window":
         width = -(quota.period_us // -rule.buckets)
-        return SlidingWindow(rule.name, quota.limit, width, quota.period_us + (width if rule.strict else 0))
+        lifetime = quota.period_us + rule.lease_us + (width if rule.strict else 0)
+        return SlidingWindow(rule.name, quota.limit, width, lifetime)
     if rule.kind == "sliding_log":
-        return SlidingWindow(rule.name, quota.limit, 1, quota.period_us)
+        return SlidingWindow(rule.name, quota.limit, 1, quota.period_us + rule.lease_us)
     if rule.kind == "concurrent":
         return Concurrent(rule.name, quota.limit, quota.period_us)
     if rule.span is not None and rule.timezone is not None:
@@ -81,7 +82,19 @@ def _token_bucket(rule: Rule, quota: Quota) -> TokenBucket:
             f"{str(quota)!r} cannot be counted exactly as a token bucket: burst {most} x {d} exceeds 2^53; "
             f"use a rounder limit, a smaller burst (in every tier) or a sliding_window"
         )
-    return TokenBucket(rule.name, _burst(quota), n, d, tick)
+    return TokenBucket(rule.name, _burst_between_leases(rule, quota), n, d, tick)
+
+
+def _burst_between_leases(rule: Rule, quota: Quota) -> int:
+    """Return the burst without the units that the rate adds during a lease."""
+    burst = _burst(quota)
+    added = -(quota.limit * rule.lease_us // -quota.period_us)
+    if 2 * added > burst:
+        raise ConfigError(
+            f"rule {rule.name!r}: a lease holds back the {added} units that {str(quota)!r} adds during it, over half of "
+            f"the burst {burst}; use a shorter lease or a larger burst"
+        )
+    return burst - added
 
 
 def _burst(quota: Quota) -> int:

@@ -27,7 +27,7 @@ from headgate.keys import Key, key_picker
 from headgate.outage.breaker import Breaker
 from headgate.outage.policies import Local, OnOverload, OnStoreError
 from headgate.quota import Quota
-from headgate.rules import Rule
+from headgate.rules import Rule, leased
 from headgate.stores.base import RECORDED, Answer, Gate, Receipts, plain_tiers
 from headgate.stores.request import Request
 
@@ -128,6 +128,7 @@ class FallbackLimiter:
         self._breaker = breaker
         self._policy = policy
         self._refuses_overload = on_overload == "refuse"
+        rules = leased(rules, 0)  # it takes no chunks
         self._names = tuple(rule.name for rule in rules)
         self._tiers = plain_tiers(rules)
         self._pick = key_picker(rules)

@@ -1,0 +1,303 @@
+"""The chunks of a limiter in this process: when to take one, how large, and what is left of it. No I/O."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from headgate._fork import watch
+from headgate.algorithms import algorithm_for
+from headgate.algorithms.base import Receipts
+from headgate.decision import Decision
+from headgate.errors import ConfigError
+from headgate.keys import key_picker
+from headgate.quota import MILLISECOND, Quotas, format_period, period_from
+from headgate.rules import Rule, leased
+from headgate.stores.base import Answer, AnyStore, Guarantees, while_locked
+from headgate.stores.request import Request
+
+Identity = tuple[Hashable, str | None, Quotas | None]
+"""The key, tier and quotas of a call: the calls that one chunk may decide."""
+
+SHORTEST_PERIODS = 20
+"""A lease is at most the shortest period of the rules, divided by this."""
+
+HOT_UNITS = 10
+"""A key is hot if this process expects to need at least this many units of it during a lease."""
+
+MAX_HOT_KEYS = 1_000
+"""The largest number of keys whose use is measured at a time. Further keys are decided at the store."""
+
+LEASE_LOSSES = (
+    "with a lease, the chunks of a crashed process count until they expire; after a reset, or if the store loses writes, "
+    "its clock is set forward or a virtual machine is stopped, the units of open chunks may be admitted in addition"
+)
+
+DRIFT = 1_000
+"""The clocks of this process and of the store may differ in speed by one part in this many."""
+
+
+def elapsed_ns() -> int:
+    """Return nanoseconds since the machine was started; where the system can tell, including the time it was suspended."""
+    return _read_clock()
+
+
+_read_clock: Callable[[], int] = time.monotonic_ns
+if hasattr(time, "CLOCK_BOOTTIME"):
+    _boot_clock = time.CLOCK_BOOTTIME
+
+    def _read_clock() -> int:
+        return time.clock_gettime_ns(_boot_clock)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Units of one identity that the store has charged and this process may admit.
+
+    Attributes:
+        left: The units that were not used yet.
+        ends: The time after which they must not be used, on the clock of the book.
+        answer: The answer for the calls that it decides.
+        receipts: Receipts to return the rest.
+        units: All its units.
+    """
+
+    left: int
+    ends: int
+    answer: Answer
+    receipts: Receipts
+    units: int
+
+
+@dataclass(slots=True, eq=False)
+class Demand:
+    """The use of one identity in this process.
+
+    Attributes:
+        since: Start of the current measurement.
+        units: Units admitted since then.
+        expected: Units per lease, from the measurement before.
+        remaining: The units that the store had left at its last answer.
+        is_asking: Whether a chunk has been requested and not yet granted.
+    """
+
+    since: int
+    units: int = 0
+    expected: int = 0
+    remaining: int = 0
+    is_asking: bool = False
+
+
+class ChunkBook:
+    """All chunks of a limiter in this process, and the demand for each key.
+
+    Checking the time and taking units from a chunk is one step under one lock. The reading of the clock in this step is the
+    instant of admission, whatever pauses follow.
+
+    Args:
+        rules: The limiter's rules, at least one; all have the same lease.
+        now: The clock, in nanoseconds; it must not stop while the machine is suspended.
+    """
+
+    def __init__(self, rules: tuple[Rule, ...], now: Callable[[], int] = elapsed_ns) -> None:
+        self.lease_ns = min(rule.lease_us for rule in rules) * 1_000
+        self.now = now
+        self._pick = key_picker(rules)
+        self._window_rules = [i for i, rule in enumerate(rules) if rule.kind in ("fixed_window", "calendar")]
+        self.after_fork_in_child()
+        watch(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget all chunks: they belong to the parent."""
+        self._lock = threading.RLock()
+        self._open: dict[Identity, Chunk] = {}
+        self._ended: list[Chunk] = []
+        self._demand: dict[Identity, Demand] = {}
+
+    def identity_of(self, request: Request) -> Identity | None:
+        """Return the identity of a call that a chunk may decide; `None` for any other.
+
+        Raises:
+            ConfigError: The key does not fit the rules.
+        """
+        if request.operation != "hit" or request.now is not None or request.replaces is not None:
+            return None
+        key = request.key
+        return key if type(key) is str else self._pick(key), request.tier, request.quotas
+
+    def take(self, identity: Identity, cost: int) -> Answer | None:
+        """Take units from the open chunk, and return the answer; `None` if it is missing, over or too small."""
+        if identity not in self._open:
+            return None
+        return while_locked(self._lock, self._take, identity, cost)
+
+    def _take(self, identity: Identity, cost: int) -> Answer | None:
+        chunk = self._open.get(identity)
+        if chunk is None or cost > chunk.left or self.now() >= chunk.ends:
+            return None
+        chunk.left -= cost
+        return chunk.answer
+
+    def request_units(self, identity: Identity, cost: int) -> int:
+        """Return the size of the chunk to request for a call, which `granted` or `refused` must follow; 0 for no chunk."""
+        return while_locked(self._lock, self._request_units, identity, cost)
+
+    def _request_units(self, identity: Identity, cost: int) -> int:
+        demand = self._demand_for(identity)
+        if demand is None or demand.is_asking:
+            return 0
+        chunk = self._open.pop(identity, None)
+        if chunk is not None:
+            self._end(chunk, demand)
+        self._measure(demand)
+        units = chunk_size(max(demand.expected, demand.units + cost), demand.remaining)
+        if units < max(HOT_UNITS, 2 * cost):
+            return 0
+        demand.is_asking = True
+        return units
+
+    def _demand_for(self, identity: Identity) -> Demand | None:
+        """Return the demand for an identity; `None` if too many other keys are in use."""
+        if identity not in self._demand:
+            now = self.now()
+            if len(self._demand) >= MAX_HOT_KEYS:
+                self._forget_cold(now)
+            if len(self._demand) >= MAX_HOT_KEYS:
+                return None
+            self._demand[identity] = Demand(now)
+        return self._demand[identity]
+
+    def _measure(self, demand: Demand) -> None:
+        """Begin a new measurement once per lease."""
+        elapsed = self.now() - demand.since
+        if elapsed >= self.lease_ns:
+            demand.expected = demand.units * self.lease_ns // elapsed
+            demand.since, demand.units = demand.since + elapsed, 0
+
+    def _forget_cold(self, now: int) -> None:
+        """Forget identities that were not used for two leases."""
+        for identity, demand in list(self._demand.items()):
+            is_used = identity in self._open or demand.is_asking
+            if not is_used and now - demand.since > 2 * self.lease_ns:
+                del self._demand[identity]
+
+    def granted(
+        self, identity: Identity, cost: int, units: int, sent: int, decision: Decision, receipts: Receipts
+    ) -> Answer | None:
+        """Open the chunk that was requested at the time `sent`, and take a call's cost from it.
+
+        Returns `None` if the grant came too late to be used; then it is returned as a whole.
+        """
+        return while_locked(self._lock, self._granted, identity, cost, units, sent, decision, receipts)
+
+    def _granted(
+        self, identity: Identity, cost: int, units: int, sent: int, decision: Decision, receipts: Receipts
+    ) -> Answer | None:
+        chunk = Chunk(units, self.end_of(sent, decision), (decision.as_leased(), None), receipts, units)
+        demand = self._demand.get(identity)
+        if demand is None:  # forked since the request, so the chunk is the parent's
+            return None
+        demand.is_asking, demand.remaining = False, decision.remaining or 0
+        if self.now() >= chunk.ends:
+            self._ended.append(chunk)
+            return None
+        chunk.left -= cost
+        self._open[identity] = chunk
+        return chunk.answer
+
+    def end_of(self, sent: int, decision: Decision) -> int:
+        """Return the end of a chunk: one lease after the request was sent, or at the end of a window of its rules."""
+        fields = decision.fields
+        left = [fields[index][4] for index in self._window_rules]
+        length = min([self.lease_ns, *(1_000 * (reset or 0) for reset in left)])
+        return sent + length * DRIFT // (DRIFT + 1)
+
+    def not_granted(self, identity: Identity) -> None:
+        """Note that a requested chunk was refused, or that its request failed."""
+        demand = self._demand.get(identity)
+        if demand is not None:
+            demand.is_asking = False
+
+    def decided(self, identity: Identity, cost: int, decision: Decision) -> None:
+        """Note the answer of the store to a call."""
+        demand = self._demand.get(identity)
+        if demand is not None:
+            demand.remaining = decision.remaining or 0
+            if decision.allowed:
+                demand.units += cost
+
+    def collect(self, *, everything: bool = False) -> list[tuple[Receipts, int]]:
+        """End the chunks that are over, or all; return the receipts and the rest of each chunk that has units left.
+
+        Each rest is returned by exactly one call.
+        """
+        return while_locked(self._lock, self._collect, everything)
+
+    def _collect(self, everything: bool) -> list[tuple[Receipts, int]]:
+        now = self.now()
+        over = [identity for identity, chunk in self._open.items() if everything or now >= chunk.ends]
+        for identity in over:
+            chunk = self._open.pop(identity)
+            self._end(chunk, self._demand[identity])
+        ended, self._ended = self._ended, []
+        return [(chunk.receipts, chunk.left) for chunk in ended if chunk.left]
+
+    def _end(self, chunk: Chunk, demand: Demand) -> None:
+        demand.units += chunk.units - chunk.left
+        self._ended.append(chunk)
+
+    def next_end(self) -> float | None:
+        """Return the seconds until a chunk is over; `None` without chunks."""
+        if self._ended:
+            return 0.0
+        ends = [chunk.ends for chunk in list(self._open.values())]
+        return max(0, min(ends) - self.now()) / 1e9 if ends else None
+
+
+def leased_rules(
+    rules: tuple[Rule, ...], lease: str | float | timedelta, store: AnyStore
+) -> tuple[Rule, ...]:
+    """Return the rules of a limiter with a lease.
+
+    Raises:
+        ConfigError: The rules or the store do not support leases, or the lease is too long for the rules.
+    """
+    lease_us = period_from(lease, "lease")
+    if store.has_rules or not (store.guarantees.shared and store.guarantees.exact):
+        raise ConfigError(
+            f"lease= is for exact stores that several processes share, like Redis, and {type(store).__name__} is not one"
+        )
+    for rule in rules:
+        if rule.kind == "concurrent":
+            raise ConfigError(
+                f"rule {rule.name!r} is concurrent: its places are held one by one and cannot be leased"
+            )
+        if lease_us * SHORTEST_PERIODS > rule.quota.period_us:
+            longest = format_period(rule.quota.period_us // SHORTEST_PERIODS // MILLISECOND * MILLISECOND)
+            raise ConfigError(
+                f"lease={lease!r} is more than 1/{SHORTEST_PERIODS} of the period of rule {rule.name!r}: "
+                f"use at most {longest!r}"
+            )
+    found = leased(rules, lease_us)
+    for rule in found:
+        for quota in (rule.quota, *rule.tiers.values()):
+            algorithm_for(rule, quota)
+    return found
+
+
+def chunk_size(expected: int, remaining: int) -> int:
+    """Return the size of a chunk: the units expected to be used, and at most half of what the store has left.
+
+    So all processes together can hold back what is left only if they also use it, and near the limit chunks shrink until
+    every call is decided at the store.
+    """
+    return min(expected, remaining // 2)
+
+
+def with_lease(guarantees: Guarantees) -> Guarantees:
+    """Return the guarantees of a store for a limiter with a lease."""
+    losses = "; ".join(filter(None, (guarantees.may_lose, LEASE_LOSSES)))
+    return replace(guarantees, may_lose=losses)

@@ -1,0 +1,84 @@
+"""Leases of several processes on one real store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter, fixed_window, sliding_window, token_bucket
+from headgate.rules import Rule
+from headgate.stores.postgres import migrate
+from headgate.testing.contract.races import in_processes
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import RedisServer
+
+LIMIT = 4_000
+RULES = {
+    "sliding": sliding_window(f"{LIMIT}/day", scope="user"),
+    "fixed": fixed_window(f"{LIMIT}/week", scope="user"),
+    "bucket": token_bucket("1/day", burst=LIMIT, scope="user"),
+}
+SHARED = sliding_window(f"{10 * LIMIT}/day", scope="*")
+KEY = {"user": "42"}
+LEASE = "1h"
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    with RedisServer() as redis, PostgresServer() as postgres:
+        migrate(postgres.url)
+        yield {"redis": redis.url, "postgresql": postgres.url}
+
+
+@pytest.mark.parametrize("store", ["redis", "postgresql"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_processes_with_leases_admit_exactly_the_limit(urls: dict[str, str], store: str, rule: Rule) -> None:
+    name, url = f"leased {rule.kind}", urls[store]
+
+    def admit(number: int) -> int:
+        with Limiter(rule, SHARED, name=name, store=url, lease=LEASE) as limiter:
+            decisions = [limiter.hit(KEY) for _ in range(LIMIT // 2)]
+        assert any(decision.leased for decision in decisions)
+        return sum(map(bool, decisions))
+
+    admitted = sum(in_processes(4, admit))
+    with Limiter(rule, SHARED, name=name, store=url) as exact:
+        left = exact.check(KEY, 0)
+        by_rule = {result.limit: result.remaining for result in left.results}
+        assert admitted + by_rule[LIMIT] == LIMIT
+        assert admitted + by_rule[10 * LIMIT] == 10 * LIMIT
+
+
+def test_killed_process_loses_at_most_its_chunk(urls: dict[str, str]) -> None:
+    rule, url = RULES["sliding"], urls["redis"]
+
+    def die(number: int) -> int:
+        limiter = Limiter(rule, name="killed", store=url, lease=LEASE)
+        for _ in range(1_000):
+            limiter.hit(KEY)
+        if os.fork() == 0:
+            os._exit(0)  # the child has no chunk to return
+        return 1_000  # the process ends without closing its limiter
+
+    admitted = sum(in_processes(2, die))
+    with Limiter(rule, name="killed", store=url) as exact:
+        remaining = exact.check(KEY, 0).remaining
+    assert remaining is not None
+    assert LIMIT - 2 * admitted <= remaining <= LIMIT - admitted
+
+
+def test_tasks_share_a_chunk(urls: dict[str, str]) -> None:
+    async def admit() -> int:
+        async with AsyncLimiter(RULES["sliding"], name="tasks", store=urls["redis"], lease=LEASE) as limiter:
+
+            async def call() -> int:
+                return sum([(await limiter.hit(KEY)).allowed for _ in range(LIMIT // 16)])
+
+            return sum(await asyncio.gather(*(call() for _ in range(20))))
+
+    admitted = asyncio.run(admit())
+    with Limiter(RULES["sliding"], name="tasks", store=urls["redis"]) as exact:
+        assert exact.check(KEY, 0).remaining == LIMIT - admitted

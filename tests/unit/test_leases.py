@@ -1,0 +1,272 @@
+"""Leases: which calls a chunk decides, its size and its end, and what is returned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Decision,
+    Limiter,
+    SQLiteStore,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_window,
+    token_bucket,
+)
+from headgate.leases.chunks import DRIFT, HOT_UNITS, MAX_HOT_KEYS, ChunkBook, chunk_size
+from headgate.rules import leased, rules_from
+from headgate.stores.request import Request
+
+LEASE = "3m"
+LEASE_NS = 180 * 10**9
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'limits.db'}"
+
+
+def limiter(url: str, *rules: str, lease: str | None = LEASE) -> Limiter:
+    return Limiter(*(rules or ("1000/hour",)), name="api", store=url, lease=lease)
+
+
+def hit(limiter: Limiter, times: int, key: str = "alice", tier: str | None = None) -> list[Decision]:
+    return [limiter.hit(key, tier=tier) for _ in range(times)]
+
+
+def remaining(url: str) -> int | None:
+    with Limiter("1000/hour", name="api", store=url) as exact:
+        return exact.check("alice", 0).remaining
+
+
+def test_hot_key_is_leased_and_the_rest_is_returned(url: str) -> None:
+    with limiter(url) as leasing:
+        decisions = hit(leasing, 100)
+        assert all(decisions)
+        assert not any(decision.leased for decision in decisions[: HOT_UNITS - 1])
+        assert sum(decision.leased for decision in decisions) > 50
+        left = remaining(url)
+        assert left is not None
+        assert left < 900  # the open chunk is charged
+    assert remaining(url) == 900
+
+
+async def test_tasks_lease_too(url: str) -> None:
+    async with AsyncLimiter("1000/hour", name="api", store=url, lease=LEASE) as leasing:
+        decisions = [await leasing.hit("alice") for _ in range(100)]
+    assert all(decisions)
+    assert sum(decision.leased for decision in decisions) > 50
+    assert remaining(url) == 900
+
+
+def test_limit_is_exact_until_the_first_refusal_and_after_the_return(url: str) -> None:
+    with limiter(url) as leasing, limiter(url) as other:
+        admitted = sum(map(bool, hit(leasing, 600))) + sum(map(bool, hit(other, 600)))
+    with limiter(url, lease=None) as exact:
+        assert admitted + sum(map(bool, hit(exact, 1_000))) == 1_000
+
+
+def test_cold_keys_other_calls_and_large_costs_are_decided_at_the_store(url: str) -> None:
+    with limiter(url) as leasing:
+        assert not any(leasing.hit(f"user {number}").leased for number in range(50))
+        hit(leasing, 50)
+        assert not leasing.check("alice").leased
+        assert not leasing.hit("alice", 0).leased
+        assert not leasing.hit("alice", 900).leased
+        with leasing.hold("alice") as hold:
+            assert not hold.decision.leased
+        assert leasing.hit("alice").leased
+
+
+def test_a_chunk_serves_one_tier(url: str) -> None:
+    rule = sliding_window("1000/hour", tiers={"pro": "2000/hour"})
+    with Limiter(rule, name="api", store=url, lease=LEASE) as leasing:
+        hit(leasing, 50)
+        assert not leasing.hit("alice", tier="pro").leased
+        assert leasing.hit("alice").leased
+
+
+def test_quota_of_a_call_has_its_own_chunk(url: str) -> None:
+    with limiter(url) as leasing:
+        decisions = [leasing.hit("alice", quota="500/hour") for _ in range(50)]
+        assert decisions[-1].leased
+        assert decisions[-1].limit == 500
+        assert not leasing.hit("alice").leased
+
+
+def test_all_rules_are_charged_for_a_chunk(url: str) -> None:
+    rules = sliding_window("1000/hour", scope="user"), fixed_window("2000/hour", scope="*")
+    with Limiter(*rules, name="api", store=url, lease=LEASE) as leasing:
+        decisions = [leasing.hit({"user": "42"}) for _ in range(100)]
+        assert decisions[-1].leased
+        assert [result.name for result in decisions[-1].results] == ["per-hour-user", "per-hour-shared"]
+    with Limiter(*rules, name="api", store=url) as exact:
+        assert [result.remaining for result in exact.check({"user": "42"}, 0).results] == [900, 1900]
+
+
+def test_reset_returns_the_chunks_of_this_process_first(url: str) -> None:
+    with limiter(url) as leasing:
+        hit(leasing, 100)
+        leasing.reset("alice")
+        assert remaining(url) == 1_000
+    assert remaining(url) == 1_000
+
+
+def test_guarantees_name_the_effects_of_a_lease(url: str) -> None:
+    with limiter(url) as leasing, limiter(url, lease=None) as exact:
+        assert "with a lease" in leasing.guarantees.may_lose
+        assert exact.guarantees == exact.store.guarantees
+
+
+@pytest.mark.parametrize(
+    ("rule", "lease", "message"),
+    [
+        (
+            "1000/minute",
+            "4s",
+            r"lease='4s' is more than 1/20 of the period of rule 'per-minute': use at most '3s'",
+        ),
+        (
+            token_bucket("1000/minute", burst=50),
+            "3s",
+            "holds back the 50 units .* use a shorter lease or a larger burst",
+        ),
+        (concurrent(5, lease="60s"), "1s", "cannot be leased"),
+        ("1000/minute", "soon", "lease"),
+    ],
+)
+def test_lease_that_does_not_fit_the_rules(url: str, rule: str, lease: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Limiter(rule, name="api", store=url, lease=lease)
+
+
+def test_lease_needs_a_shared_store_and_real_time(url: str) -> None:
+    with pytest.raises(ConfigError, match="several processes share, like Redis, and MemoryStore is not one"):
+        Limiter("1000/hour", lease="1s")
+    store = SQLiteStore(url.removeprefix("sqlite:///"))
+    with pytest.raises(ConfigError, match="use either lease= or clock="):
+        Limiter("1000/hour", name="api", store=store, clock=store.clock, lease="1s")
+    store.close()
+
+
+def test_leased_rules_keep_their_states() -> None:
+    for rule in rules_from(["5/minute", "5/hour burst 3"]):
+        assert leased((rule,), 1_000_000)[0].identity == rule.identity
+
+
+class Ticks:
+    """A clock that a test sets, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self.now = 5 * 10**9
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def ticks() -> Ticks:
+    return Ticks()
+
+
+def book_of(ticks: Ticks, *rules: str) -> ChunkBook:
+    return ChunkBook(leased(rules_from(rules or ["1000/hour"]), LEASE_NS // 1_000), ticks)
+
+
+IDENTITY = ("alice", None, None)
+GRANTED = Decision.make(("per-hour",), [(True, 1000, 800, None, 60_000_000)])
+
+
+def open_chunk(book: ChunkBook, units: int = 100, sent: int | None = None) -> object:
+    """Let the store grant a chunk for a call with a cost of 1; the receipt is the number of units."""
+    book.request_units(IDENTITY, 1)
+    return book.granted(
+        IDENTITY, 1, units, book.now() if sent is None else sent, GRANTED, ((units, (units,)),)
+    )
+
+
+def test_a_chunk_is_over_one_lease_after_its_request(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    sent, ticks.now = ticks.now, ticks.now + 50
+    assert open_chunk(book, sent=sent)
+    ends = sent + LEASE_NS * DRIFT // (DRIFT + 1)
+    ticks.now = ends - 1
+    assert book.take(IDENTITY, 1)
+    ticks.now = ends
+    assert book.take(IDENTITY, 1) is None
+    assert book.collect() == [(((100, (100,)),), 98)]
+    assert book.collect() == []
+
+
+def test_a_chunk_of_a_window_is_over_with_the_window(ticks: Ticks) -> None:
+    rules = fixed_window("1000/hour"), calendar("1000/day", timezone="UTC")
+    book = ChunkBook(leased(rules, LEASE_NS // 1_000), ticks)
+    fields = [(True, 1000, 800, None, 90_000_000), (True, 1000, 800, None, 30_000_000)]
+    decision = Decision.make(("per-hour", "calendar-day"), fields)
+    assert book.end_of(ticks.now, decision) == ticks.now + 30 * 10**9 * DRIFT // (DRIFT + 1)
+
+
+def test_a_chunk_that_is_granted_late_is_returned_unused(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    assert open_chunk(book, sent=ticks.now - LEASE_NS) is None
+    assert book.take(IDENTITY, 1) is None
+    assert book.collect() == [(((100, (100,)),), 100)]
+
+
+def test_a_forked_child_has_no_chunks(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    assert open_chunk(book)
+    book.after_fork_in_child()
+    assert book.take(IDENTITY, 1) is None
+    assert book.collect(everything=True) == []
+
+
+def test_one_chunk_is_requested_at_a_time(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    for _ in range(HOT_UNITS - 1):
+        assert book.request_units(IDENTITY, 1) == 0
+        book.decided(IDENTITY, 1, GRANTED)
+    assert book.request_units(IDENTITY, 1) == HOT_UNITS
+    assert book.request_units(IDENTITY, 1) == 0
+    book.not_granted(IDENTITY)
+    assert book.request_units(IDENTITY, 1) == HOT_UNITS
+
+
+def test_chunks_follow_the_demand(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    assert open_chunk(book)
+    for _ in range(99):
+        assert book.take(IDENTITY, 1)
+    ticks.now += LEASE_NS // 2
+    assert book.request_units(IDENTITY, 1) == 101  # as many again, in the same lease
+    book.not_granted(IDENTITY)
+    ticks.now += 100 * LEASE_NS
+    assert book.request_units(IDENTITY, 1) == 0  # no longer hot
+
+
+def test_chunks_shrink_near_the_limit() -> None:
+    assert chunk_size(500, 10_000) == 500
+    assert chunk_size(500, 100) == 50
+    assert chunk_size(500, 1) == 0
+
+
+def test_the_number_of_measured_keys_is_bounded(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    for number in range(MAX_HOT_KEYS + 50):
+        book.request_units((f"user {number}", None, None), 1)
+    assert len(book._demand) == MAX_HOT_KEYS
+    ticks.now += 3 * LEASE_NS
+    book.request_units(IDENTITY, 1)
+    assert len(book._demand) == 1
+
+
+def test_only_hits_by_the_clock_of_the_store_are_leased(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    assert book.identity_of(Request("hit", "alice")) == IDENTITY
+    assert book.identity_of(Request("peek", "alice")) is None
+    assert book.identity_of(Request("hit", "alice", now=5)) is None

@@ -386,6 +386,21 @@ async def test_invalid_body_ends_only_its_request() -> None:
         assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"400"]
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_body_in_pieces_is_put_together(is_taken: bool) -> None:
+    """Whether or not the application takes each piece before the next one arrives."""
+    connection, transport = connection_of(Server(), ServerState())
+    sent = request_with_body(b'{"key":"alice","cost":2}')
+    for piece in (sent[:-20], sent[-20:-12], sent[-12:-5], sent[-5:]):
+        connection.data_received(piece)
+        for _ in range(3 * is_taken):
+            await asyncio.sleep(0)
+    while not transport.write.called:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert b'"remaining":3' in transport.write.call_args.args[0]
+    connection.connection_lost(None)
+
+
 async def test_large_body_in_one_piece_is_refused() -> None:
     """Head and body arrive together, so no task with a timeout runs yet."""
     server = Server(POLICY + "[server]\nlargest_body = 100")

@@ -65,6 +65,7 @@ GROUPS = {
             "conformance/test_vectors.py",
             "unit/test_algorithms.py",
             "unit/test_calendars.py",
+            "unit/test_large_states.py",
             "unit/test_moves.py",
         ),
         75,

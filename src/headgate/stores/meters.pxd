@@ -104,8 +104,6 @@ cdef class ConcurrentMeter(Meter):
     cdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=ConcurrentState)
     cdef as_tuple(self, MeterState s)
-    @cython.locals(state=ConcurrentState)
-    cdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):
     cdef int64_t newest, units, total, until
@@ -150,8 +148,6 @@ cdef class SlidingMeter(Meter):
     cdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=SlidingState)
     cdef as_tuple(self, MeterState s)
-    @cython.locals(state=SlidingState)
-    cdef load(self, MeterState s, tuple numbers)
 
 cdef class BucketState(MeterState):
     cdef int64_t level, time, refunded

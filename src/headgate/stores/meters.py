@@ -94,7 +94,7 @@ class Meter:
         return self.algorithm.move(self.as_tuple(s), receipt, now, cost, 0)[1]
 
     def move(self, s: MeterState, receipt: Receipt, now: int, cost: int, birth: int) -> Receipt:
-        """Replace the units of a receipt after `ask_move` admitted it, and return the new receipt.
+        """Replace the units of a receipt after `decide_move` admitted it, and return the new receipt.
 
         New units are charged before the old ones are given back, in case a signal handler raises in between.
         """
@@ -120,7 +120,7 @@ class Meter:
         raise NotImplementedError
 
     def load(self, s: MeterState, numbers: State) -> None:
-        """Set a state from the form of the pure functions."""
+        """Set a state from the form of the pure functions; only needed if `move` is not overridden."""
         raise NotImplementedError
 
     def check_countable(self, used: int, cost: int) -> None:
@@ -454,25 +454,6 @@ class ConcurrentMeter(Meter):
         numbers = [number for end, _, number, units in state.leases for number in (end, number, units)]
         return state.birth, state.latest, *numbers
 
-    def load(self, s: MeterState, numbers: State) -> None:
-        state: ConcurrentState = s  # type: ignore[assignment]
-        birth, latest = numbers[:2]
-        leases = [
-            (end, order, number, units)
-            for order, (end, number, units) in enumerate(
-                zip(numbers[2::3], numbers[3::3], numbers[4::3], strict=True)
-            )
-        ]
-        by_number = {lease[2]: lease for lease in leases}
-        total, order = sum(numbers[4::3]), len(leases)
-        state.birth = birth
-        state.latest = latest
-        state.ended = 0
-        state.total = total
-        state.order = order
-        state.leases = leases
-        state.by_number = by_number
-
 
 class SlidingState(MeterState):
     """The newest bucket and older ones.
@@ -771,20 +752,6 @@ class SlidingMeter(Meter):
             return None
         older = [] if state.older is None else state.older[state.first :].tolist()
         return state.birth, *older, state.newest, state.units
-
-    def load(self, s: MeterState, numbers: State) -> None:
-        state: SlidingState = s  # type: ignore[assignment]
-        birth, *older, newest, units = numbers
-        total = sum(numbers[2::2])
-        kept = array("q", older) if older else None
-        state.birth = birth
-        state.newest = newest
-        state.units = units
-        state.total = total
-        state.first = 0
-        state.live = 0
-        state.until = NEVER
-        state.older = kept
 
 
 class BucketState(MeterState):

@@ -69,7 +69,7 @@ class ReplayedLimiter:
         self.policy = policy = replace(policy, rules=rules, shadow=shadow)
         self._clock = ReplayClock()
         self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
-        alone = replace(policy, store="memory://", on_store_error="open", deadline=None)
+        alone = replace(policy, store="memory://", on_store_error="open", deadline=None, lease=None)
         self._version = Version(alone, self._store)
         self._decide = self._version.gate.decide
 

@@ -31,7 +31,7 @@ from headgate.outage._async.gate import AsyncResilientGate
 from headgate.outage.binding import bind
 from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for, check_quota_function
-from headgate.rules import Rule, scopes_of
+from headgate.rules import Rule, leased, scopes_of
 from headgate.stores.base import AsyncGate, AsyncStore, Operation, check_deadline
 
 P = ParamSpec("P")
@@ -412,9 +412,11 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         """Return a limiter with the same rules and no counts, in private memory, for tests."""
         strict = self._has_strict_tiers
         if self.quotas is None:
-            return AsyncLimiter(*self.rules, clock=clock, strict_tiers=strict)
+            return AsyncLimiter(*leased(self.rules, 0), clock=clock, strict_tiers=strict)
         quotas, seconds = self.quotas.function, self.quotas.seconds
-        return AsyncLimiter(*self.rules, clock=clock, quotas=quotas, quotas_for=seconds, strict_tiers=strict)
+        return AsyncLimiter(
+            *leased(self.rules, 0), clock=clock, quotas=quotas, quotas_for=seconds, strict_tiers=strict
+        )
 
     @property
     def current(self) -> AsyncLimiter:

@@ -31,7 +31,7 @@ from headgate.outage._sync.gate import ResilientGate
 from headgate.outage.binding import bind
 from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for, check_quota_function
-from headgate.rules import Rule, scopes_of
+from headgate.rules import Rule, leased, scopes_of
 from headgate.stores.base import Gate, Operation, Store, check_deadline
 
 P = ParamSpec("P")
@@ -401,9 +401,11 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         """Return a limiter with the same rules and no counts, in private memory, for tests."""
         strict = self._has_strict_tiers
         if self.quotas is None:
-            return Limiter(*self.rules, clock=clock, strict_tiers=strict)
+            return Limiter(*leased(self.rules, 0), clock=clock, strict_tiers=strict)
         quotas, seconds = self.quotas.function, self.quotas.seconds
-        return Limiter(*self.rules, clock=clock, quotas=quotas, quotas_for=seconds, strict_tiers=strict)
+        return Limiter(
+            *leased(self.rules, 0), clock=clock, quotas=quotas, quotas_for=seconds, strict_tiers=strict
+        )
 
     @property
     def current(self) -> Limiter:

@@ -23,6 +23,7 @@ LIMITER_KEYS = {
     "on_store_error",
     "on_overload",
     "deadline",
+    "lease",
     "headers",
     "default_tier",
     "overrides",

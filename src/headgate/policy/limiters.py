@@ -24,6 +24,8 @@ _PREPARED = (
     "_ping",
     "_turn_of",
     "_place_queue",
+    "_chunks",
+    "_leased",
     "new_hold",
     "gate",
 )

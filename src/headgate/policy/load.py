@@ -21,6 +21,7 @@
     on_store_error = "open"          # or "closed", or { local = 0.25 }
     on_overload = "refuse"           # or "policy", to apply on_store_error
     deadline = 0.25                  # seconds
+    lease = "500ms"                  # take units of hot keys for half a second
     headers = "both"                 # or "ietf", "x-ratelimit", "none"
 
     [[limiters.api.overrides]]
@@ -223,6 +224,7 @@ class _PolicyReader:
             on_store_error=table.on_store_error(),
             on_overload=table.choice("on_overload", "refuse", get_args(OnOverload)),
             deadline=table.deadline(),
+            lease=table.text("lease") if "lease" in table.values else None,
             headers=table.choice("headers", "both", get_args(HeaderStyle)),
             default_tier=table.text("default_tier") if "default_tier" in table.values else None,
             overrides=MappingProxyType(self._overrides(table, named)),

@@ -48,6 +48,7 @@ class LimiterPolicy:
         store: URL of its store.
         on_store_error: `"open"`, `"closed"`, or `local(share)`.
         deadline: Seconds to wait for the store.
+        lease: Time for which the process takes units of hot keys from the store, as text; `None` to take none.
         headers: Which headers the HTTP edges send.
         default_tier: The tier of callers without a known tier.
         overrides: Quotas by the names of rules, by overridden key in the form of `frozen_key`.
@@ -68,6 +69,7 @@ class LimiterPolicy:
     default_tier: str | None
     overrides: Mapping[object, Mapping[str, Quota]]
     on_overload: OnOverload = "refuse"
+    lease: str | None = None
     candidate_for: Mapping[str, str] = field(default_factory=dict)
     # Not compared: a limiter that only moved in the file is unchanged.
     source: str | None = field(default=None, compare=False)

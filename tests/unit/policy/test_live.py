@@ -762,3 +762,15 @@ def test_the_constructor_refuses_anything_but_a_policy(kind: type[LivePolicy], p
         kind(policy)
     advice = f"a Policy, as {kind.__name__}.from_file('headgate.toml') reads from a file"
     assert str(caught.value) == f"policy is {advice}, not {policy!r}"
+
+
+async def test_lease_of_a_policy_follows_the_file(follow: Follow, author: Author, tmp_path: Path) -> None:
+    text = f'[limiters.api]\nrules = ["1000/hour"]\nstore = "sqlite:///{tmp_path}/limits.db"\n'
+    author.write(text + 'lease = "3m"\n')
+    live = follow(clock=None)  # a lease is measured by the machine's clock
+    decisions = [await done(live["api"].hit("alice")) for _ in range(50)]
+    assert decisions[-1].leased
+    assert "with a lease" in live["api"].guarantees.may_lose
+    author.write(text)
+    live.reload()
+    assert not (await done(live["api"].hit("alice"))).leased

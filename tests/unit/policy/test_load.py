@@ -464,3 +464,10 @@ def test_explain_a_limiter_with_only_shadow_rules() -> None:
 def test_a_token_expires_at_a_date_in_utc_or_at_a_time(written: str, instant: str) -> None:
     token = parse_policy(SERVER + f"expires = {written}").server.tokens["operator"]
     assert token.expires == datetime.fromisoformat(instant).timestamp()
+
+
+def test_lease_of_a_limiter() -> None:
+    policy = parse_policy(
+        '[limiters.api]\nrules = ["1000/hour"]\nstore = "redis://localhost"\nlease = "3m"\n'
+    )
+    assert policy.limiters["api"].lease == "3m"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-# begin async only
 from dataclasses import replace
 
-# end async only
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate.clock import Clock
@@ -79,6 +76,7 @@ class AsyncVersion(AsyncLimiter):
             on_store_error=policy.on_store_error,
             deadline=policy.deadline,
             on_overload=policy.on_overload,
+            lease=policy.lease if clock is None else None,  # a lease is measured by the machine's clock
         )
         if policy.default_tier is not None:
             self._known_tiers = None  # callers may have any tier
@@ -122,7 +120,7 @@ class AsyncVersion(AsyncLimiter):
     # end async only
     def _in_memory(self, clock: Clock | None) -> AsyncVersion:
         """See `Limiter._in_memory`."""
-        return AsyncVersion(self.policy, MemoryStore(clock=clock))
+        return AsyncVersion(replace(self.policy, lease=None), MemoryStore(clock=clock))
 
     def settling(self, receipts: Receipts | None) -> AsyncGate:
         return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
@@ -186,7 +184,9 @@ class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
         return found
 
     async def aclose(self) -> None:
-        """Close all stores, except network stores that are shared with other code in this process."""
+        """Return the units of leases, and close all stores, except network stores that are shared with other code."""
+        for limiter in self.values():
+            await limiter.aclose()
         for handle in list(self._handles.values()):  # a reload may open another store at the same time
             await handle.aclose()
 

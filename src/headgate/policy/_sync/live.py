@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from headgate._sync.hold import Hold
 from headgate._sync.limiter import Limiter
@@ -72,6 +73,7 @@ class Version(Limiter):
             on_store_error=policy.on_store_error,
             deadline=policy.deadline,
             on_overload=policy.on_overload,
+            lease=policy.lease if clock is None else None,  # a lease is measured by the machine's clock
         )
         if policy.default_tier is not None:
             self._known_tiers = None  # callers may have any tier
@@ -97,7 +99,7 @@ class Version(Limiter):
 
     def _in_memory(self, clock: Clock | None) -> Version:
         """See `Limiter._in_memory`."""
-        return Version(self.policy, MemoryStore(clock=clock))
+        return Version(replace(self.policy, lease=None), MemoryStore(clock=clock))
 
     def settling(self, receipts: Receipts | None) -> Gate:
         return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
@@ -161,7 +163,9 @@ class LivePolicy(Watched[PolicyLimiter]):
         return found
 
     def close(self) -> None:
-        """Close all stores, except network stores that are shared with other code in this process."""
+        """Return the units of leases, and close all stores, except network stores that are shared with other code."""
+        for limiter in self.values():
+            limiter.close()
         for handle in list(self._handles.values()):  # a reload may open another store at the same time
             handle.close()
 

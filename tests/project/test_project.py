@@ -305,33 +305,6 @@ def third_parties_of(module: str) -> set[str]:
     }
 
 
-def test_services_import_public_names_only() -> None:
-    """Modules and their names only; ruff checks private attributes (SLF001)."""
-    private = []
-    for name, path in SOURCES.items():
-        if package_of(name) == "headgate_services":
-            private += [f"{name}: {used}" for used in private_imports(name, path.read_text("utf-8"))]
-    assert private == []
-
-
-def private_imports(importer: str, source: str) -> list[str]:
-    """Return the private names that a service imports from other packages."""
-    own = ".".join([*importer.split(".")[:2], ""])
-    return [
-        name
-        for name in imported_names(ast.parse(source))
-        if package_of(name) in PACKAGES and not name.startswith(own) and "._" in name
-    ]
-
-
-def imported_names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 @pytest.mark.parametrize(
     ("package", "used"),
     [("headgate_server", ["headgate"]), ("headgate_services", ["headgate", "headgate_server"])],
@@ -394,28 +367,7 @@ def test_unlisted_imports_are_found(source: str, unlisted: list[str]) -> None:
     assert unlisted_imports(source, ["headgate", "headgate_server"]) == unlisted
 
 
-@pytest.mark.parametrize(
-    ("source", "private"),
-    [
-        ("from headgate._sync import limiter", ["headgate._sync.limiter"]),
-        ("from headgate.quota import _Reader", ["headgate.quota._Reader"]),
-        ("def f():\n    import headgate._async", ["headgate._async"]),
-        ("from headgate_services.tiers import _y", ["headgate_services.tiers._y"]),
-        ("from headgate_services.mail._smtp import _send", []),
-        ("from headgate import Limiter\nfrom threading import _shutdown", []),
-    ],
-)
-def test_private_imports_are_found(source: str, private: list[str]) -> None:
-    assert private_imports("headgate_services.mail.routes", source) == private
-
-
 # --- Exports ---------------------------------------------------------------------------------------------------------
-
-
-def declares_all(name: str) -> bool:
-    tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
-    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
-    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
 
 
 def test_the_package_exports_exactly_its_public_names() -> None:
@@ -433,7 +385,7 @@ def test_all_packages_have_the_same_version() -> None:
     assert {name: metadata.version(name) for name in projects} == projects
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if declares_all(name)])
+@pytest.mark.parametrize("name", [name for name in SOURCES if listed_names(name)])
 def test_every_name_in_dunder_all_exists(name: str) -> None:
     """Ruff checks the sorting (RUF022)."""
     if (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import flask
@@ -10,10 +9,9 @@ import httpx
 import pytest
 from flask.views import MethodView
 
-from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, SQLiteStore, concurrent, sliding_window
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
 from headgate.http import by_address, by_all, by_header, by_route, by_user
 from headgate.http.flask import decision, exempt, install, limit
-from headgate.http.testing import fresh_limits
 from headgate.testing import FakeClock
 from tests.integration.http.clients import is_complete, left, policies
 
@@ -381,14 +379,3 @@ def test_full_dispatch_request_applies_limits_without_wsgi_app() -> None:
     with app.test_request_context("/", environ_base={"REMOTE_ADDR": "192.0.2.1"}):
         assert app.full_dispatch_request().status_code == 200
         assert app.full_dispatch_request().status_code == 429
-
-
-def test_fresh_limits_work_with_flask(tmp_path: Path) -> None:
-    clock = FakeClock()
-    with SQLiteStore(tmp_path / "limits.db") as store:
-        app = application(limit("1/minute", store=store, name="x"))
-        app.add_url_rule("/", view_func=ok)
-        with client_of(app) as client, fresh_limits(clock=clock):
-            assert [client.get("/").status_code for _ in range(2)] == [200, 429]
-            clock.advance(61)
-            assert client.get("/").status_code == 200

@@ -18,7 +18,6 @@ from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, RateLimite
 from headgate.http import by_address, by_all, by_header, by_route
 from headgate.http.aiohttp import decision, exempt, install, limit, scope_of
 from headgate.http.asgi import RateLimitMiddleware, answer_refusal, raised_answer
-from headgate.http.testing import FreshLimits
 from tests.integration.http.clients import client_of, is_complete, left, policies
 
 USER = web.RequestKey("user", str)
@@ -239,12 +238,6 @@ class TestAiohttp:
         async with AiohttpServer(bare) as server, httpx.AsyncClient() as client:
             codes = [(await client.get(str(server.make_url("/")))).status_code for _ in range(2)]
         assert codes == [200, 200]
-
-    async def test_fresh_limits_work_with_aiohttp(self, headgate_limits: FreshLimits) -> None:
-        async with aiohttp_client(ok=limit("1/minute")(ok)) as client:
-            assert [(await client.get("ok")).status_code for _ in range(2)] == [200, 429]
-            headgate_limits.advance(61)
-            assert (await client.get("ok")).status_code == 200
 
 
 async def test_litestar() -> None:

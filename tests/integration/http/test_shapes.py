@@ -1,31 +1,24 @@
-"""At each edge and with every kind of limiter, responses and fields match those of `Writer` and `refusal`."""
+"""At each edge, responses and fields match those of `Writer` and `refusal`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.responses import PlainTextResponse
 
-from headgate import AsyncLimiter, Limiter, MemoryStore, fixed_window, sliding_window, token_bucket
-from headgate.hooks import Hook
+from headgate import AsyncLimiter, Limiter, fixed_window, sliding_window, token_bucket
 from headgate.http import Writer, by_address, by_header, refusal
 from headgate.http.asgi import RateLimitMiddleware
 from headgate.http.fastapi import install, limit
 from headgate.http.wsgi import RateLimitMiddleware as WSGIRateLimitMiddleware
 from headgate.policy import AsyncLivePolicy, LivePolicy
-from headgate.stores.base import Answer, AsyncGate
 from headgate.testing import FakeClock
-from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
+from tests.integration.http.clients import client_of, left, policies
 
 START = 1_700_000_000.25
 REALM: dict[str, Any] = {"user": by_address(), "realm": by_header("x-realm")}
@@ -128,132 +121,6 @@ def test_wsgi_response_matches_writer_and_refusal(shape: str) -> None:
     assert seen == expected(rules, asked, 6)
 
 
-# --- Every kind of limiter --------------------------------------------------------------------------------------------
-
-
-class WaitingGate:
-    """A gate that yields to other tasks before it answers, like a remote one."""
-
-    def __init__(self, gate: AsyncGate) -> None:
-        self._gate = gate
-        self.refund, self.reset = gate.refund, gate.reset
-
-    async def decide(self, request: Any) -> Answer:
-        await asyncio.sleep(0)
-        return await self._gate.decide(request)
-
-
-class Waiting(MemoryStore):
-    """A store whose gates wait."""
-
-    def bind_async(self, limiter: str, rules: Any, *, deadline: float | None = None) -> AsyncGate:
-        return WaitingGate(super().bind_async(limiter, rules))
-
-
-SHADOWED = """
-[limiters.api]
-rules = ["2/minute", { quota = "1/hour", shadow = true }]
-"""
-
-
-def waiting(path: Path) -> AsyncLimiter:
-    clock = FakeClock(START)
-    return AsyncLimiter("2/minute", name="x", store=Waiting(clock=clock), clock=clock)
-
-
-def observed(path: Path) -> AsyncLimiter:
-    return AsyncLimiter("2/minute", clock=FakeClock(START), hooks=[Hook()])
-
-
-def on_disk(path: Path) -> AsyncLimiter:
-    return AsyncLimiter("2/minute", name="x", store=f"sqlite:///{path}/limits.db", clock=FakeClock(START))
-
-
-def of_a_policy(path: Path) -> AsyncLimiter:
-    file = path / "headgate.toml"
-    file.write_text(SHADOWED)
-    return AsyncLivePolicy.from_file(file, clock=FakeClock(START))["api"]
-
-
-def plain(path: Path) -> AsyncLimiter:
-    return AsyncLimiter("2/minute", clock=FakeClock(START))
-
-
-@pytest.fixture(params=[plain, waiting, observed, on_disk, of_a_policy])
-async def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncLimiter]:
-    """Limiters with the same rule and different stores or hooks."""
-    made: AsyncLimiter = request.param(tmp_path)
-    yield made
-    await made.aclose()
-
-
-async def test_every_kind_of_limiter_gives_the_same_responses(limiter: AsyncLimiter) -> None:
-    app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
-    assert await seen_by(app, FakeClock(START), 3) == at_one_time("2/minute", 3)
-
-
-def at_one_time(rule: str, times: int) -> Seen:
-    limiter = Limiter(rule, clock=FakeClock(START))
-    writer, seen = Writer(limiter.rules), []
-    for _ in range(times):
-        decision = limiter.hit("192.0.2.1")
-        fields = {name.decode(): value.decode() for name, value in writer.fields(decision, int(START * 1e6))}
-        answer = None if decision else refusal(decision, writer.names)
-        seen.append((429 if answer else 200, fields, answer.body.decode() if answer else "ok"))
-    return seen
-
-
-async def broken(request: Request) -> Response:
-    raise RuntimeError("broken")
-
-
-async def stream(request: Request) -> Response:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"one"
-        await asyncio.sleep(0)
-        yield b"two"
-
-    return StreamingResponse(pieces())
-
-
-async def echo(websocket: WebSocket) -> None:
-    await websocket.accept()
-    await websocket.send_text(await websocket.receive_text())
-    await websocket.close()
-
-
-ROUTES = [Route("/broken", broken), Route("/stream", stream), WebSocketRoute("/echo", echo)]
-
-
-async def test_streams_errors_and_handshakes_have_the_fields_with_every_limiter(
-    limiter: AsyncLimiter,
-) -> None:
-    app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter)  # type: ignore[arg-type]
-    async with client_of(app) as client:
-        streamed, failed = await client.get("/stream"), await client.get("/broken")
-    assert streamed.text == "onetwo"
-    assert failed.status_code == 500
-    assert is_complete(streamed)
-    assert is_complete(failed)
-    assert list(left(failed).values()) == [0]
-    refused = response_of(await connect(app, heard=True))
-    assert refused.status_code == 429
-    assert is_complete(refused)
-
-
-async def test_accepted_handshake_has_the_fields_with_every_limiter(limiter: AsyncLimiter) -> None:
-    accept, text, _ = await connect(RateLimitMiddleware(Starlette(routes=ROUTES), limiter))  # type: ignore[arg-type]
-    assert (b"x-ratelimit-remaining", b"1") in accept["headers"]
-    assert "headers" not in text
-
-
-async def test_outcomes_are_counted_with_every_limiter(limiter: AsyncLimiter) -> None:
-    app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter, count={500})  # type: ignore[arg-type]
-    async with client_of(app) as client:
-        responses = [await client.get(path) for path in ("/stream", "/stream", "/broken", "/stream")]
-    assert [list(left(response).values()) for response in responses] == [[2], [2], [1], [1]]
-
-
 # --- One version of a policy per request ------------------------------------------------------------------------------
 
 
@@ -272,21 +139,6 @@ def follow(path: Path, kind: Any) -> tuple[Any, Callable[[], None]]:
         live.reload()
 
     return live["api"], change
-
-
-async def test_a_response_shows_the_rules_that_decided_it(tmp_path: Path) -> None:
-    limiter, change = follow(tmp_path, AsyncLivePolicy)
-
-    async def changing(scope: Any, receive: Any, send: Any) -> None:
-        change()  # decided, but not answered yet
-        await PlainTextResponse("ok")(scope, receive, send)
-
-    async with client_of(RateLimitMiddleware(changing, limiter)) as client:
-        first, second = [await client.get("/") for _ in range(2)]
-    assert policies(first) == {"per-minute": 2}
-    assert left(first) == {"per-minute": 1}
-    assert policies(second) == {"per-minute": 3, "per-hour": 9}
-    assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
 async def test_policy_changed_during_the_key_function_decides_and_answers(tmp_path: Path) -> None:

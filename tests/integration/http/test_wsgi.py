@@ -12,7 +12,6 @@ import pytest
 
 from headgate import AsyncLimiter, ConfigError, Limiter, StoreUnavailable, sliding_window, token_bucket
 from headgate.http import by_address, by_header
-from headgate.http.testing import fresh_limits, limits_off
 from headgate.http.wsgi import RateLimitMiddleware
 from headgate.stores.base import Gate
 from headgate.testing import FakeClock
@@ -177,16 +176,6 @@ def test_middleware_works_around_flask() -> None:
             response = client.get(path)
             assert response.status_code == code
             assert is_complete(response)
-
-
-def test_fresh_limits_work_with_wsgi() -> None:
-    clock = FakeClock()
-    with client_of(application("1/minute")) as client, fresh_limits(clock=clock):
-        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
-        clock.advance(61)
-        assert client.get("/").status_code == 200
-        with limits_off():
-            assert client.get("/").status_code == 200
 
 
 def test_async_limiters_and_functions_are_refused() -> None:

@@ -40,7 +40,7 @@ from tests.unit.client.scripted import (
     problem,
     usual_reply,
 )
-from tests.unit.flavours import AnyLimiter, done, entered
+from tests.unit.flavours import AnyLimiter, done
 
 URL = "http://127.0.0.1:8080"
 TOKEN = "s3cret-token"
@@ -316,13 +316,6 @@ async def test_a_hold_is_settled_under_its_id(server: ScriptedServer, limiter: A
     assert await done(hold.release()) == 4
     assert server.paths == ["/v1/limiters/login/hold", "/v1/holds/id-alice/settle"]
     assert server.asked[1].body == {"cost": 4}
-
-
-async def test_a_block_that_raises_releases_its_hold(server: ScriptedServer, limiter: AnyLimiter) -> None:
-    with pytest.raises(KeyError):
-        async with entered(limiter.hold("alice", 9)):
-            raise KeyError
-    assert server.asked[1].body == {"cost": 0}
 
 
 async def test_using_more_than_was_held_is_recorded(server: ScriptedServer, limiter: AnyLimiter) -> None:

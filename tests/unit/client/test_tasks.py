@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -81,31 +80,11 @@ async def test_single_call_is_sent_immediately_without_a_batch(gate: AsyncGate, 
     assert server.paths == ["/v1/limiters/login/hit"] * 3
 
 
-async def test_call_made_right_after_a_response_is_sent(gate: AsyncGate, server: GatedServer) -> None:
-    """The sending task of the earlier call has just found an empty queue."""
-    server.is_open.set()
-    async with asyncio.timeout(30):
-        for _ in range(20):
-            await gate.decide(Request("hit", "alice"))
-    assert len(server.asked) == 20
-
-
 async def test_concurrent_calls_are_sent_as_one_batch(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
     decisions = await asyncio.gather(*(hit(gate, f"{number}") for number in range(30)))
     assert all(decisions)
     assert [calls_of(asked) for asked in server.asked] == [[f"{number}" for number in range(30)]]
-
-
-async def test_waiting_calls_are_sent_as_one_batch_in_order(gate: AsyncGate, server: GatedServer) -> None:
-    first = await busy(gate, server)
-    waiting = [hit(gate, f"{number}") for number in range(10)]
-    await asyncio.sleep(0)
-    assert server.paths == ["/v1/limiters/login/hit"]
-    server.is_open.set()
-    await asyncio.gather(first, *waiting)
-    assert server.paths[1:] == ["/v1/batch"]
-    assert calls_of(server.asked[1]) == [f"{number}" for number in range(10)]
 
 
 async def test_batch_is_limited_in_calls_and_bytes(gate: AsyncGate, server: GatedServer) -> None:
@@ -191,29 +170,6 @@ async def test_invalid_batch_response_is_a_conflict(gate: AsyncGate, server: Gat
 # --- Cancelled callers --------------------------------------------------------------------------------------------------
 
 
-async def test_call_cancelled_while_waiting_is_never_sent(gate: AsyncGate, server: GatedServer) -> None:
-    first = await busy(gate, server)
-    waiting = [hit(gate, f"{number}") for number in range(3)]
-    await asyncio.sleep(0)
-    waiting[1].cancel()
-    await asyncio.sleep(0)
-    server.is_open.set()
-    await asyncio.gather(first, *waiting, return_exceptions=True)
-    assert calls_of(server.asked[1]) == ["0", "2"]
-
-
-async def test_cancelled_call_does_not_affect_others_in_its_batch(
-    gate: AsyncGate, server: GatedServer
-) -> None:
-    waiting = [hit(gate, f"{number}") for number in range(3)]
-    await server.until_asked(1)
-    waiting[1].cancel()
-    await asyncio.sleep(0)
-    server.is_open.set()
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome).__name__ for outcome in outcomes] == ["Decision", "CancelledError", "Decision"]
-
-
 async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, server: GatedServer) -> None:
     holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
     await server.until_asked(1)
@@ -238,18 +194,6 @@ async def test_cancelled_hold_never_leaks(gate: AsyncGate, server: GatedServer, 
     taken = server.paths.count("/v1/limiters/login/hold")
     released = server.paths.count("/v1/holds/id-alice/settle")
     assert taken == released + (not holding.cancelled())
-
-
-async def test_failed_hold_of_a_cancelled_caller_is_not_released(
-    gate: AsyncGate, server: GatedServer
-) -> None:
-    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
-    await server.until_asked(1)
-    holding.cancel()
-    server.answer = lambda asked: problem(503, "down") if "hold" in asked.path else usual_reply(asked)
-    server.is_open.set()
-    await gate.decide(Request("hit", "alice"))
-    assert server.paths == ["/v1/limiters/login/hold", "/v1/limiters/login/hit"]
 
 
 async def test_cancelled_hold_on_a_closing_store_does_not_affect_other_calls(server: GatedServer) -> None:
@@ -345,26 +289,6 @@ async def test_hanging_server_fails_waiting_calls_too(monkeypatch: pytest.Monkey
         assert len(server.asked) == 1  # the waiting calls were not sent
         server.is_open.set()
         assert await hit(gate, "alice")
-
-
-async def test_blocked_event_loop_is_not_a_server_timeout() -> None:
-    """The response has arrived but is unread: the call must not time out."""
-    server = ScriptedServer()
-    blocked = False
-
-    async def answer_and_block(asked: Asked) -> Reply:
-        nonlocal blocked
-        await asyncio.sleep(0)
-        if not blocked:
-            blocked = True
-            time.sleep(0.2)  # noqa: ASYNC251  # blocks the event loop
-            await asyncio.sleep(0)
-        return usual_reply(asked)
-
-    server.reply = answer_and_block
-    async with ServerStore("http://x", transport=server.transport) as store:
-        assert await hit(store.bind_async("login", RULES, deadline=0.05), "alice")
-    assert blocked
 
 
 # --- Event loops --------------------------------------------------------------------------------------------------------

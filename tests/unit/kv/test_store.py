@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from headgate import (
     AsyncLimiter,
     ConfigError,
-    CostTooHigh,
     Limiter,
     MemoryStore,
     Quota,
@@ -113,12 +112,6 @@ class TestEveryStore:
         await hold.release()
         await hold.release()
         assert (await limiter.check("42")).remaining == 14
-
-    async def test_keys_are_independent(self, kv: ListingKV, clock: FakeClock) -> None:
-        limiter = limiter_on(kv, fixed_window("1/hour"), clock)
-        assert await limiter.hit("42")
-        assert not await limiter.hit("42")
-        assert await limiter.hit("43")
 
     @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
     async def test_reset_removes_the_count(self, rule: Rule, kv: ListingKV, clock: FakeClock) -> None:
@@ -353,16 +346,6 @@ class TestUse:
     def test_sync_limiter_is_refused(self) -> None:
         with pytest.raises(ConfigError):
             Limiter("5/minute", name="test", store=KVStore(MemoryKV()))  # type: ignore[arg-type]  # that is the point
-
-    async def test_cost_above_capacity_is_an_error(self) -> None:
-        with pytest.raises(CostTooHigh):
-            await limiter_on(MemoryKV(), fixed_window("5/minute")).hit("42", cost=6)
-
-    async def test_tiers_share_one_count(self, clock: FakeClock) -> None:
-        limiter = limiter_on(MemoryKV(clock=clock), fixed_window("1/hour", tiers={"pro": "3/hour"}), clock)
-        assert await limiter.hit("42")
-        assert not await limiter.hit("42")
-        assert (await limiter.hit("42", tier="pro")).remaining == 1
 
     def test_store_without_declared_guarantees_is_not_exact(self) -> None:
         assert not KVStore(PlainKV()).guarantees.exact

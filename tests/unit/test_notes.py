@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from headgate.keys import note_key, storage_key, storage_prefix
 from headgate.rules import sliding_window
 from headgate.stores.kv import KVStore, MemoryKV
 from headgate.testing import FakeClock
-from tests.unit.processes import forking, in_child
 
 
 def test_stores_report_that_they_keep_notes() -> None:
@@ -103,37 +101,6 @@ async def test_closed_memory_store_has_no_notes() -> None:
     store.close()
     assert await store.get_note("a") is None
     assert await store.note("a", "another", 60) == "another"
-
-
-@forking
-def test_notes_work_after_a_fork_with_a_busy_thread() -> None:
-    """The lock that they share with the counts is never left locked in a child."""
-    store = MemoryStore()
-    limiter = Limiter("1000000/minute", name="busy", store=store)
-    over = threading.Event()
-
-    def hit() -> None:
-        while not over.is_set():
-            limiter.hit("a")
-
-    thread = threading.Thread(target=hit)
-    thread.start()
-    try:
-        for _ in range(20):
-            assert in_child(lambda: _run(store) == "text")
-    finally:
-        over.set()
-        thread.join()
-
-
-def _run(store: MemoryStore) -> str:
-    """Keep a note without an event loop: a child must not run the loop of its parent, and the coroutine never waits."""
-    try:
-        store.note("a", "text", 60).send(None)
-    except StopIteration as stop:
-        kept: str = stop.value
-        return kept
-    raise AssertionError("a note in memory has waited")
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------------

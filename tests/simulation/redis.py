@@ -95,8 +95,7 @@ class RedisSession(Session):
             return b"+OK\r\n"
         size = int(command[2])
         keys, bodies = command[3 : 3 + size], command[3 + size :]
-        operations = [OPERATIONS[lua.Operation(body[0])] for body in bodies]
-        is_read = not {"refund", "reset"} & set(operations)
+        is_read = not {"refund", "reset"} & {OPERATIONS[lua.Operation(body[0])] for body in bodies}
         if (reply := self.instead(is_read=is_read)) is not None:
             return reply
         if server.cluster and (elsewhere := server.cluster.redirection(server, keys, self._is_asking)):
@@ -105,31 +104,33 @@ class RedisSession(Session):
             return b"-NOSCRIPT No matching script. Please use EVAL.\r\n"
         server.has_script = True
         replies = []
-        for operation, body in zip(operations, bodies, strict=True):
+        for body in bodies:
             rules = lua._HEAD.unpack_from(body)[1]
-            replies.append(self._run(operation, keys[:rules], body))
+            replies.append(run_script(server, keys[:rules], body))
             keys = keys[rules:]
         return _resp(replies)
 
-    def _run(self, operation: str, keys: list[bytes], body: bytes) -> Any:
-        """Execute one call of the script, and return its reply."""
-        if self.server.is_replica and operation != "peek":
-            return Exception("READONLY You can't write against a read only replica.")
-        request = _decode(operation, keys, body)
-        try:
-            verdicts, receipts = self.server.execute(request)
-        except OtherWindow as other:
-            return Exception(f"EDGES {other.now}")
-        except Uncountable as error:
-            return [error.index + 1, MAX_UNITS - error.capacity]
-        if not verdicts:
-            return 0
-        packed = b"".join(map(_verdict, request.algorithms, verdicts))
-        if body[0] == lua.Operation.HOLD:
-            for algorithm, receipt in zip(request.algorithms, receipts, strict=bool(receipts)):
-                own = receipt[:5] if isinstance(algorithm, TokenBucket) else receipt[:-1]
-                packed += struct.pack(f"<{len(own)}q", *own)
-        return packed
+
+def run_script(server: Server, keys: list[bytes], body: bytes) -> Any:
+    """Execute one call of the script, and return its reply."""
+    operation = OPERATIONS[lua.Operation(body[0])]
+    if server.is_replica and operation != "peek":
+        return Exception("READONLY You can't write against a read only replica.")
+    request = _decode(operation, keys, body)
+    try:
+        verdicts, receipts = server.execute(request)
+    except OtherWindow as other:
+        return Exception(f"EDGES {other.now}")
+    except Uncountable as error:
+        return [error.index + 1, MAX_UNITS - error.capacity]
+    if not verdicts:
+        return 0
+    packed = b"".join(map(_verdict, request.algorithms, verdicts))
+    if body[0] == lua.Operation.HOLD:
+        for algorithm, receipt in zip(request.algorithms, receipts, strict=bool(receipts)):
+            own = receipt[:5] if isinstance(algorithm, TokenBucket) else receipt[:-1]
+            packed += struct.pack(f"<{len(own)}q", *own)
+    return packed
 
 
 def _decode(operation: str, keys: list[bytes], body: bytes) -> ServerRequest:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 import pytest
-from hypothesis import strategies as st
 
 from headgate import (
-    ConfigError,
     CostTooHigh,
     Rule,
     StoreError,
@@ -21,12 +19,10 @@ from headgate import (
     token_bucket,
 )
 from headgate.costs import Costs
-from headgate.keys import storage_keys
 from headgate.quota import MAX_UNITS
-from headgate.stores.base import RECORDED, Answer, Receipts
+from headgate.stores.base import Answer, Receipts
 from headgate.stores.redis.cluster_operations import ClusterOperations, Steps, slot_of, tagged_keys
 from headgate.stores.redis.codec import Operation, Reply, ScriptCall
-from headgate.stores.redis.operations import RedisOperations
 from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.request import Request
 from tests.unit.redis.script import FakeServer
@@ -106,27 +102,6 @@ def test_one_slot_is_one_request(these: ClusterOperations, key: Any) -> None:
     assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
 
 
-def test_without_a_cluster_every_operation_is_one_call() -> None:
-    server = FakeServer(in_cluster=False)
-    these = RedisOperations(RULES, storage_keys("space", "limiter", RULES), None)
-
-    def call(encoded: EncodedRequest[T]) -> T:
-        return encoded[1](server.call(encoded[0]))
-
-    call(these.decide(Request("hit", WHO)))
-    call(these.decide(Request("peek", WHO)))
-    receipts = call(these.decide(Request("hold", WHO)))[1]
-    assert receipts is not None
-    assert call(these.decide(Request("record", WHO))) == RECORDED
-    call(these.refund(receipts, 1, None))
-    call(these.reset(WHO))
-    asked = [operation.name for operation, _ in operations(server)]
-    assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
-    assert these.refund(receipts, 0, None)[0] is None
-    assert call(these.decide(Request("record", WHO, 0))) == RECORDED
-    assert operations(server)[-1][0].name == "PEEK"
-
-
 def test_token_buckets_are_charged_last() -> None:
     server = FakeServer()
     decision, receipts = decide(cluster(), "hit", WHO, 1, server)
@@ -134,24 +109,6 @@ def test_token_buckets_are_charged_last() -> None:
     assert receipts is None
     assert operations(server) == [(Operation.HOLD, 1)] * 4
     assert server.requests[-1].keys == (BUCKET_KEY,)
-
-
-def test_a_refusal_returns_all_charges() -> None:
-    server = FakeServer()
-    for _ in range(3):
-        assert decide(cluster(), "hit", WHO, 1, server)[0]
-    before = dict(server.states)
-    decision = decide(cluster(), "hit", WHO, 1, server)[0]
-    assert decision.denied_by == "user"
-    assert server.states == before
-
-
-def test_charges_are_returned_if_another_slot_fails() -> None:
-    server = FakeServer()
-    server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
-    with pytest.raises(StoreUnavailable):
-        decide(cluster(), "hit", WHO, 1, server)
-    assert server.states == {}
 
 
 def test_charges_that_cannot_be_returned_stay_counted() -> None:
@@ -230,15 +187,6 @@ def test_places_in_a_separate_slot_can_be_renewed() -> None:
     assert left(these, MEMBER, server)[0] == 2
 
 
-def test_a_hold_in_several_slots_cannot_be_moved_atomically() -> None:
-    server, these = FakeServer(), cluster(*PLACES)
-    _, receipts = decide(these, "hold", MEMBER, 1, server)
-    before = dict(server.states)
-    with pytest.raises(ConfigError, match='hash_tag="limiter"'):
-        decide(these, "hold", MEMBER, (0, 1, 1), server, replaces=receipts)
-    assert server.states == before
-
-
 def test_a_hold_in_one_slot_is_moved_atomically() -> None:
     server, these = FakeServer(), cluster(*PLACES, tag="limiter")
     _, receipts = decide(these, "hold", MEMBER, 1, server)
@@ -247,14 +195,3 @@ def test_a_hold_in_one_slot_is_moved_atomically() -> None:
     assert decision.allowed
     assert operations(server) == [(Operation.HOLD, 3)]
     assert left(these, MEMBER, server) == [2, 95, 49]
-
-
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["hit", "hit", "check", "hold", "settle", "record", "reset"]),
-        st.integers(0, 3),
-        st.sampled_from(["alice", "bob"]),
-        st.integers(0, 40_000_000),
-    ),
-    max_size=25,
-)

@@ -74,15 +74,6 @@ def hold(connection: psycopg.Connection, buckets: BucketTable, *args: Any, **opt
 # --- Counting ---------------------------------------------------------------------------------------------------------
 
 
-def test_units_are_counted_in_the_bucket_of_their_time(connection: psycopg.Connection, table: str) -> None:
-    buckets = BucketTable("10/hour", table=table)
-    for minutes in (0, 0.5, 3.999, 61):
-        assert hold(connection, buckets, "a", now=at(minutes))
-    with connection.transaction():
-        buckets.record(connection, "a", 5, now=at(61.5))
-    assert rows(connection, table) == [("a", at(0), 2), ("a", at(3), 1), ("a", at(61), 6)]
-
-
 def test_refusal_counts_nothing_and_returns_next_allowed(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable("10/hour", table=table)
     hold(connection, buckets, "a", 4, now=at(0))
@@ -101,30 +92,6 @@ def test_refusal_counts_nothing_and_returns_next_allowed(connection: psycopg.Con
     assert buckets.check(connection, "a", 2, now=refused.next_allowed)
 
 
-@pytest.mark.parametrize(("strict", "free_at"), [(False, 80), (True, 81)])
-def test_next_allowed_is_exact_above_the_limit(
-    connection: psycopg.Connection, table: str, strict: bool, free_at: int
-) -> None:
-    """Of buckets with 1, 5 and 7 units against a limit of 10, the oldest frees nothing."""
-    buckets = BucketTable(sliding_window("10/hour", strict=strict), table=table)
-    for units, minutes in ((1, 0), (5, 20), (7, 40)):
-        with connection.transaction():
-            buckets.record(connection, "a", units, now=at(minutes))
-    decision = buckets.check(connection, "a", now=at(50))
-    assert decision.binding.count == 13
-    assert decision.binding.oldest_expiry == at(free_at - 20)
-    assert decision.next_allowed == at(free_at)
-    assert buckets.check(connection, "a", now=at(free_at))
-    assert not buckets.check(connection, "a", now=at(free_at) - timedelta(microseconds=1))
-
-
-def test_lenient_bucket_expires_after_exactly_one_period(connection: psycopg.Connection, table: str) -> None:
-    buckets = BucketTable(sliding_window("10/hour", strict=False), table=table)
-    hold(connection, buckets, "a", 10, now=at(0.98))
-    assert buckets.check(connection, "a", now=at(60)).binding.count == 0
-    assert buckets.check(connection, "a", now=at(60) - timedelta(microseconds=1)).binding.count == 10
-
-
 def test_default_time_is_the_database_clock(connection: psycopg.Connection, table: str) -> None:
     buckets = BucketTable("10/hour", table=table)
     before = connection.execute("SELECT clock_timestamp()").fetchone()
@@ -137,13 +104,6 @@ def test_default_time_is_the_database_clock(connection: psycopg.Connection, tabl
     assert (bucket, count) == (decision.at.replace(second=0, microsecond=0), 1)
     empty = buckets.check(connection, "b")
     assert (empty.binding.count, empty.binding.oldest_expiry, empty.next_allowed) == (0, None, empty.at)
-
-
-def test_limit_of_0_has_no_retry_after(connection: psycopg.Connection, table: str) -> None:
-    buckets = BucketTable(sliding_window("10/hour", tiers={"shut": "0/hour"}), table=table)
-    hold(connection, buckets, "a")
-    refused = hold(connection, buckets, "a", tier="shut")
-    assert (refused.allowed, refused.next_allowed, refused.decision.retry_after) == (False, None, None)
 
 
 def test_a_cost_of_0_is_admitted_and_one_above_the_limit_is_an_error(
@@ -292,29 +252,6 @@ THREE = (
     sliding_window("3/hour", scope="realm"),
     sliding_window("5/hour", scope="*"),
 )
-
-
-def test_several_scopes_are_decided_together(connection: psycopg.Connection, uuids: str) -> None:
-    buckets = BucketTable(*THREE, table=uuids, key_type="uuid", plain="submitter")
-    people = [uuid4() for _ in range(5)]
-
-    def submit(person: UUID, realm: str) -> tuple[bool, str | None]:
-        decision = hold(connection, buckets, {"submitter": person, "realm": realm}, now=at(0))
-        return decision.allowed, decision.decision.denied_by
-
-    assert [submit(people[0], "north") for _ in range(3)] == [
-        (True, None),
-        (True, None),
-        (False, "per-hour-submitter"),
-    ]
-    assert submit(people[1], "north") == (True, None)
-    assert submit(people[2], "north") == (False, "per-hour-realm")
-    assert submit(people[2], "south") == (True, None)
-    assert submit(people[3], "south") == (True, None)
-    assert submit(people[4], "west") == (False, "per-hour-shared")
-    counted = sorted(count for _, _, count in rows(connection, uuids))
-    assert counted == [1, 1, 1, 2, 2, 3, 5]  # four people, two realms, and everybody
-    assert sum(count for key, _, count in rows(connection, uuids) if key in people) == 5
 
 
 def test_rules_that_count_by_the_same_key_share_its_rows(connection: psycopg.Connection, table: str) -> None:

@@ -162,22 +162,6 @@ async def test_batch_decides_like_single_calls_in_order(url: str, name: str, key
                     assert answer == expected
 
 
-def test_batches_of_several_processes_get_exactly_the_limit(url: str, name: str) -> None:
-    """Event loops in threads simulate processes: each has a separate connection."""
-    keys = [f"key {number}" for number in range(12)]
-
-    async def race() -> list[str]:
-        async with PostgresStore(url, deadline=PATIENT) as store:
-            limiter = AsyncLimiter("30/day", name=name, store=store, on_store_error="raise")
-            tries = keys * 20
-            decisions = await asyncio.gather(*(limiter.hit(key) for key in tries))
-            return [key for key, decision in zip(tries, decisions, strict=True) if decision]
-
-    with ThreadPoolExecutor(4) as pool:
-        won = [key for job in [pool.submit(asyncio.run, race()) for _ in range(4)] for key in job.result()]
-    assert {key: won.count(key) for key in keys} == dict.fromkeys(keys, 30)
-
-
 # --- Writes -------------------------------------------------------------------------------------------------
 
 

@@ -230,21 +230,6 @@ def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: C
 # --- Slots that move -------------------------------------------------------------------------------------------------
 
 
-def test_threads_follow_a_moved_slot(store: RedisStore, cluster: Cluster, name: str) -> None:
-    limiter = limiter_on(store, "5/minute", name=name)
-    assert limiter.hit("alice").remaining == 4
-    [slot] = slots_of(name, limiter.rules, "alice")
-    source = cluster.owner(slot)
-    cluster.move(slot, source, (source + 1) % 3)
-    try:
-        assert limiter.hit("alice").remaining == 3
-        assert limiter.hit("alice").remaining == 2
-    finally:
-        cluster.move(slot, (source + 1) % 3, source)
-    assert limiter.hit("alice").remaining == 1
-    limiter.reset("alice")
-
-
 def test_threads_follow_a_slot_during_migration(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, "5/minute", name=name)
     [slot] = slots_of(name, limiter.rules, "alice")
@@ -342,31 +327,6 @@ def moving_keys(cluster: Cluster, name: str) -> list[tuple[str, int]]:
 def move_all(cluster: Cluster, slots: list[int], source: int, target: int) -> None:
     for slot in slots:
         cluster.move(slot, source, target)
-
-
-async def test_tasks_count_exactly_while_slots_move(cluster: Cluster, name: str) -> None:
-    keys = moving_keys(cluster, name)
-    slots = [slot for _, slot in keys]
-    async with RedisStore(seeds(cluster), deadline=30) as store:
-        limiter = AsyncLimiter(sliding_log(f"{LIMIT}/hour"), name=name, store=store, on_store_error="raise")
-        is_moved = asyncio.Event()
-        admitted = dict.fromkeys((key for key, _ in keys), 0)
-
-        async def call(key: str) -> None:
-            for attempt in itertools.count():
-                is_admitted = bool(await limiter.hit(key))
-                admitted[key] += is_admitted
-                if is_moved.is_set() and attempt > 2 * LIMIT:
-                    return
-
-        callers = [asyncio.ensure_future(call(key)) for key, _ in keys for _ in range(2)]
-        try:
-            await asyncio.to_thread(move_all, cluster, slots, 0, 1)
-        finally:
-            is_moved.set()
-            await asyncio.gather(*callers)
-            await asyncio.to_thread(move_all, cluster, slots, 1, 0)
-    assert set(admitted.values()) == {LIMIT}
 
 
 def test_threads_count_exactly_while_slots_move(cluster: Cluster, name: str) -> None:

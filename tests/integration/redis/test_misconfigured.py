@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, Limiter, StoreError, StoreMisconfigured, fixed_window
+from headgate import AsyncLimiter, ConfigError, Limiter, StoreError
 from headgate.stores.redis import RedisStore
-from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW
-from headgate.stores.request import Request
-from headgate.testing.servers import RedisServer, answers_ping, find_binary, find_free_port
+from headgate.testing.servers import RedisServer
 from tests.integration.redis.cluster import find_low_port
 from tests.integration.waiting import until
 from tests.unit.flavours import close, done
@@ -80,20 +76,6 @@ def cluster_node(server: RedisServer) -> Iterator[str]:
         yield node.url.removesuffix("/0") + "/1"
 
 
-@contextmanager
-def sentinel(server: RedisServer, folder: Path) -> Iterator[str]:
-    port = find_free_port()
-    config = folder / "sentinel.conf"
-    config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {server.port} 1\n")
-    command = [find_binary(server.kind), config, "--sentinel"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
-        try:
-            until(lambda: answers_ping(port))
-            yield f"redis://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
 WAYS = [
     without_password,
     wrong_password,
@@ -116,38 +98,6 @@ async def test_misconfiguration_at_the_start_raises(server: RedisServer, way: An
             assert isinstance(raised.value, StoreError)
             assert "hunter2" not in str(raised.value)
         assert limiter.health.outages == 0
-        await close(limiter)
-
-
-async def test_queued_batch_on_a_replica_is_not_an_outage(server: RedisServer) -> None:
-    with RedisServer(server.kind) as other:
-        async with RedisStore(other.url, deadline=60) as store:
-            gate = store.bind_async("x", (fixed_window("5/hour"),))
-            await gate.decide(Request("hit", "alice"))
-            other.command("REPLICAOF", "127.0.0.1", str(server.port))
-            other.pause()
-            found = []
-            for _ in range(2):
-                found.append(
-                    asyncio.gather(
-                        *(gate.decide(Request("hit", "alice")) for _ in range(ENOUGH_TO_FOLLOW)),
-                        return_exceptions=True,
-                    )
-                )
-                for _ in range(10):
-                    await asyncio.sleep(0)
-            other.resume()
-            errors = [error for batch in found for error in await batch]
-            assert {type(error) for error in errors} == {StoreMisconfigured}
-
-
-async def test_sentinel_as_server_is_a_misconfiguration(
-    server: RedisServer, tmp_path: Path, flavour: Flavour
-) -> None:
-    with sentinel(server, tmp_path) as url:
-        limiter = flavour("5/hour", name="x", store=url)
-        with pytest.raises(ConfigError):
-            await done(limiter.hit("alice"))
         await close(limiter)
 
 
@@ -187,12 +137,3 @@ async def test_changed_password_is_detected(server: RedisServer, flavour: Flavou
     assert (await done(limiter.hit("alice"))).degraded
     assert limiter.health.state == "misconfigured"
     await store.aclose()
-
-
-async def test_ping_of_a_non_redis_server_raises(headgate_postgres_server: str, flavour: Flavour) -> None:
-    """PostgreSQL closes the connection on unknown input, so it looks like a server that is shutting down."""
-    place = headgate_postgres_server.partition("@")[2].partition("/")[0]
-    limiter = flavour("5/hour", name="x", store=f"redis://{place}", on_store_error="open")
-    with pytest.raises(StoreError):
-        await done(limiter.ping())
-    await close(limiter)

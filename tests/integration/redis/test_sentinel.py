@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 import threading
@@ -169,30 +168,6 @@ def test_threads_under_load_follow_a_failover(new_primary: RedisServer, sentinel
                 caller.join()
         assert not failures
         assert not limiter.hit("alice").degraded
-
-
-@pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_tasks_under_load_follow_a_failover(
-    new_primary: RedisServer, sentinel_port: int, url: str
-) -> None:
-    async with RedisStore(url, deadline=10) as store:
-        limiter = AsyncLimiter("1000000/hour", name="x", store=store)
-        await limiter.ping()
-        stop = asyncio.Event()
-
-        async def call() -> None:
-            while not stop.is_set():
-                assert isinstance(await limiter.hit("alice"), Decision)
-                await asyncio.sleep(0)
-
-        callers = [asyncio.ensure_future(call()) for _ in range(CALLERS)]
-        try:
-            await asyncio.to_thread(fail_over, sentinel_port, new_primary)
-            await asyncio.to_thread(until, lambda: _is_asked(new_primary) and limiter.health.available)
-        finally:
-            stop.set()
-            await asyncio.gather(*callers)
-        assert not (await limiter.hit("alice")).degraded
 
 
 def _is_asked(server: RedisServer) -> bool:

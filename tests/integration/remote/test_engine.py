@@ -108,30 +108,6 @@ def test_200_threads_get_exactly_the_limit_over_few_connections(world: World, st
     assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
 
 
-def test_parallel_threads_share_round_trips(world: World, store: Store) -> None:
-    limiter = Limiter("100000/day", name=world.name, store=store, on_store_error="raise")
-    engine: Any = store._threads if isinstance(store, PostgresStore) else store._threads.at(store.endpoint)
-    limiter.hit("warm")
-    conversations = 0
-    converse = engine._peer.converse
-
-    def count(calls: Any) -> Any:
-        nonlocal conversations
-        conversations += 1
-        return converse(calls)
-
-    engine._peer.converse = count
-
-    def work(number: int) -> None:
-        for turn in range(25):
-            assert limiter.hit(f"{number} {turn}")
-
-    with ThreadPoolExecutor(32) as pool:
-        for job in [pool.submit(work, number) for number in range(32)]:
-            job.result(PATIENT)
-    assert conversations < 32 * 25 / 3
-
-
 async def test_10000_parallel_tasks_get_exactly_the_limit(world: World) -> None:
     async with world.store() as store:
         limiter = AsyncLimiter("100/day", name=world.name, store=store)
@@ -374,6 +350,3 @@ def test_interrupted_threads_neither_lose_connections_nor_mix_up_replies(world: 
             assert counted <= 1_000_000 - remaining <= counted + unknown
     until(lambda: world.connections() == 1)
     assert not limiter.hit("afterwards").degraded
-
-
-# --- A slow limiter --------------------------------------------------------------------------------------------------

@@ -68,12 +68,6 @@ def until(condition: Callable[[], object]) -> None:
 # --- Together --------------------------------------------------------------------------------------------------------
 
 
-def test_successive_threads_share_one_connection(engine: ThreadEngine, peer: ScriptedPeer) -> None:
-    assert [call(engine, f"{number}") for number in range(3)] == ["0", "1", "2"]
-    assert peer.batches == [["0"], ["1"], ["2"]]
-    assert len(peer.wires) == 1
-
-
 def test_each_of_many_threads_gets_its_own_reply(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
@@ -135,27 +129,6 @@ def test_a_leader_past_its_deadline_hands_over_to_another_thread(
     peer.open()
     assert follower.result(PATIENCE) == "follower"
     assert len(peer.wires) == 1  # the late reply was read, by the follower
-
-
-def test_a_connection_silent_beyond_the_store_deadline_is_closed(
-    peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
-) -> None:
-    engine = ThreadEngine(peer, 0.05)
-    peer.is_open = False
-    silent = pool.submit(call_at, clock, engine, "a", 0.02)
-    peer.until_sent(1)
-    clock.advance(0.02)
-    with pytest.raises(StoreTimeout):
-        silent.result(PATIENCE)
-    assert not peer.wires[0].is_closed
-    waits = pool.submit(call_at, clock, engine, "b")
-    until(lambda: waiting(engine) == 1)
-    clock.advance(0.03)
-    peer.until_sent(2)
-    assert peer.wires[0].is_closed
-    peer.open()
-    assert waits.result(PATIENCE) == "b"
-    assert peer.batches == [["a"], ["b"]]
 
 
 def test_a_blocked_process_is_not_an_outage_while_connecting(

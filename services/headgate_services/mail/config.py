@@ -49,7 +49,9 @@ class Settings(ServiceSettings):
     global_send_rate_limit_per_hour: SendLimit = 0
     rate_limit_store: str = Field(default="memory://", repr=False)
 
-    email_provider: Annotated[Literal["demo", "smtp"], BeforeValidator(_provider)] = "demo"
+    email_provider: Annotated[
+        Literal["demo", "smtp", "mailgun", "sendgrid", "resend", "ses"], BeforeValidator(_provider)
+    ] = "demo"
     email_domain: str = ""
     smtp_host: str = ""
     smtp_port: int = Field(default=587, ge=1, le=65535)
@@ -58,6 +60,16 @@ class Settings(ServiceSettings):
     smtp_use_tls: bool = True
     smtp_ca_file: str = ""
     smtp_timeout: float = Field(default=30.0, gt=0, le=3600)
+    mailgun_api_key: SecretStr = SecretStr("")
+    mailgun_domain: str = ""
+    sendgrid_api_key: SecretStr = SecretStr("")
+    resend_api_key: SecretStr = SecretStr("")
+    aws_access_key_id: str = ""
+    aws_secret_access_key: SecretStr = SecretStr("")
+    aws_session_token: SecretStr = SecretStr("")
+    aws_region: str = ""
+    email_api_base: str = Field(default="", pattern=r"^(https?://[^\s@]+)?$")
+    email_api_timeout: float = Field(default=30.0, gt=0, le=3600)
 
     outbound_domain_allowlist: Patterns = ""
     outbound_domain_blocklist: Patterns = ""
@@ -128,15 +140,26 @@ class Settings(ServiceSettings):
     @property
     def missing_credentials(self) -> list[str]:
         """Variables that the provider needs and that are not set."""
-        if self.email_provider == "demo":
-            return []
         password = self.smtp_password.get_secret_value()
-        needed = {
-            "SMTP_HOST": self.smtp_host,
-            "SMTP_USERNAME": self.smtp_username or not password,
-            "SMTP_PASSWORD": password or not self.smtp_username,
+        needed: dict[str, dict[str, object]] = {
+            "smtp": {
+                "SMTP_HOST": self.smtp_host,
+                "SMTP_USERNAME": self.smtp_username or not password,
+                "SMTP_PASSWORD": password or not self.smtp_username,
+            },
+            "mailgun": {
+                "MAILGUN_API_KEY": self.mailgun_api_key.get_secret_value(),
+                "MAILGUN_DOMAIN": self.mailgun_domain or self.email_domain,
+            },
+            "sendgrid": {"SENDGRID_API_KEY": self.sendgrid_api_key.get_secret_value()},
+            "resend": {"RESEND_API_KEY": self.resend_api_key.get_secret_value()},
+            "ses": {
+                "AWS_ACCESS_KEY_ID": self.aws_access_key_id,
+                "AWS_SECRET_ACCESS_KEY": self.aws_secret_access_key.get_secret_value(),
+                "AWS_REGION": self.aws_region,
+            },
         }
-        return [variable for variable, value in needed.items() if not value]
+        return [variable for variable, value in needed.get(self.email_provider, {}).items() if not value]
 
     def sqlalchemy_url(self) -> URL:
         """Return the URL of the database with its driver.

@@ -1,0 +1,171 @@
+"""A fake of the four mail services, with requests, responses and errors as in their documentation."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import default
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import Any
+
+KEY = "key-s3cret"
+PATHS = {
+    "/v3/example.org/messages.mime": "mailgun",
+    "/v3/mail/send": "sendgrid",
+    "/emails": "resend",
+    "/v2/email/outbound-emails": "ses",
+}
+
+Reply = tuple[int, dict[str, str], Any]
+RATE_LIMITS: dict[str, Reply] = {
+    "mailgun": (429, {"Retry-After": "7"}, {"message": "Too many requests"}),
+    "sendgrid": (
+        429,
+        {"X-RateLimit-Limit": "500", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1392815263"},
+        {"errors": [{"field": None, "message": "too many requests"}]},
+    ),
+    "resend": (
+        429,
+        {"retry-after": "1", "ratelimit-limit": "2"},
+        {"statusCode": 429, "name": "rate_limit_exceeded", "message": "Too many requests"},
+    ),
+    "ses": (
+        429,
+        {"x-amzn-ErrorType": "TooManyRequestsException"},
+        {"message": "Maximum sending rate exceeded."},
+    ),
+}
+UNAUTHORIZED: dict[str, Reply] = {
+    "mailgun": (401, {}, {"message": "Invalid private key"}),
+    "sendgrid": (
+        401,
+        {},
+        {"errors": [{"message": "authorization required", "field": None, "help": None}]},
+    ),
+    "resend": (
+        401,
+        {},
+        {"statusCode": 401, "name": "missing_api_key", "message": "Missing API key"},
+    ),
+    "ses": (
+        403,
+        {"x-amzn-ErrorType": "InvalidSignatureException"},
+        {"message": "The request signature we calculated does not match the signature you provided."},
+    ),
+}
+ACCEPTED: dict[str, Reply] = {
+    "mailgun": (200, {}, {"id": "<20260101.1@example.org>", "message": "Queued. Thank you."}),
+    "sendgrid": (202, {"X-Message-Id": "14c5d75ce93.dfd.64b469"}, None),
+    "resend": (200, {}, {"id": "49a3999c-0ce1-4ea6-ab68-afcd6dc2e794"}),
+    "ses": (200, {}, {"MessageId": "010001801e4c-5f2b"}),
+}
+
+
+@dataclass
+class MailApis:
+    """The services.
+
+    Attributes:
+        url: Where they are.
+        requests: The header fields (lower case) and body of each request, by service.
+        failures: The answer to the next requests of a service, instead of taking the e-mail.
+        is_silent: While it is set, requests are read and not answered.
+        is_endless: While it is set, answers arrive byte by byte and never end.
+    """
+
+    url: str = ""
+    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    failures: dict[str, Reply] = field(default_factory=dict)
+    is_silent: bool = False
+    is_endless: bool = False
+    end: Event = field(default_factory=Event)
+
+    def last(self) -> Any:
+        """Return the JSON document of the last request."""
+        return json.loads(self.requests[-1][2])
+
+    def last_form(self) -> dict[str, list[bytes]]:
+        """Return the fields of the last request, which was a multipart form."""
+        _, fields, body = self.requests[-1]
+        head = f"Content-Type: {fields['content-type']}\r\n\r\n".encode()
+        found: dict[str, list[bytes]] = {}
+        for part in message_from_bytes(head + body, policy=default).iter_parts():
+            name = str(part.get_param("name", header="content-disposition"))
+            content = part.get_payload(decode=True) or part.get_payload(0).as_bytes()  # type: ignore[union-attr]
+            found.setdefault(name, []).append(content)  # type: ignore[arg-type]
+        return found
+
+    def answer(self, service: str, fields: dict[str, str], body: bytes) -> Reply:
+        """Take an e-mail, or say why not."""
+        if service in self.failures:
+            return self.failures[service]
+        secret = {
+            "mailgun": f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}",
+            "sendgrid": f"Bearer {KEY}",
+            "resend": f"Bearer {KEY}",
+            "ses": "AWS4-HMAC-SHA256 Credential=AKID/",
+        }[service]
+        if not fields.get("authorization", "").startswith(secret):
+            return UNAUTHORIZED[service]
+        if service != "mailgun":
+            assert fields["content-type"] == "application/json"
+            json.loads(body)
+        return ACCEPTED[service]
+
+
+def read_mime(content: bytes) -> EmailMessage:
+    """Return a message as a mail server reads it."""
+    message = message_from_bytes(content, policy=default)
+    assert isinstance(message, EmailMessage)
+    return message
+
+
+@contextmanager
+def mail_apis() -> Iterator[MailApis]:
+    """Run the services on a free port until the block ends."""
+    apis = MailApis()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            fields = {name.lower(): value for name, value in self.headers.items()}
+            service = PATHS[self.path]
+            apis.requests.append((service, fields, body))
+            if apis.is_silent:
+                apis.end.wait()
+                return
+            if apis.is_endless:
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):
+                    while not apis.end.wait(0.01):
+                        self.wfile.write(b" ")
+                return
+            status, extra, document = apis.answer(service, fields, body)
+            content = b"" if document is None else json.dumps(document).encode()
+            self.send_response(status)
+            for name, value in {**extra, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: Any) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    apis.url = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, args=(0.01,))  # how often it looks whether it is to end
+    thread.start()
+    try:
+        yield apis
+    finally:
+        apis.end.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

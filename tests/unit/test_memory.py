@@ -13,6 +13,8 @@ from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate import (
     AsyncLimiter,
@@ -257,6 +259,32 @@ def test_a_key_counted_in_overflow_never_has_twice_its_quota(make: Make, clock: 
     most = 6 if make in (fixed_window, token_bucket) else 3
     for start in times:
         assert sum(start <= time < start + 60_000_000 for time in times) <= most
+
+
+@pytest.mark.parametrize("make", [sliding_window, sliding_log], ids=lambda make: make.__name__)
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from("abcde"), st.sampled_from((0, 0, 1, 7, 30, 61)), st.integers(1, 3)),
+        max_size=50,
+    ),
+    max_keys=st.integers(1, 3),
+)
+def test_full_store_enforces_the_limit_of_each_key_and_of_all_keys_in_overflow(
+    make: Make, calls: list[tuple[str, int, int]], max_keys: int
+) -> None:
+    clock = FakeClock()
+    limiter, store = limited(make("3/minute"), clock, max_keys)
+    admitted: dict[str, list[tuple[int, int]]] = {}
+    for key, seconds, cost in calls:
+        clock.advance(seconds)
+        before = store.overflowed
+        if limiter.hit(key, cost):
+            for counted in (key, "overflow") if store.overflowed > before else (key,):
+                admitted.setdefault(counted, []).append((clock.now_us(), cost))
+        assert len(store) <= max_keys
+    for entries in admitted.values():
+        for start, _ in entries:
+            assert sum(cost for at, cost in entries if start <= at < start + 60_000_000) <= 3
 
 
 def test_expired_keys_of_another_limiter_are_replaced_in_a_full_store(clock: FakeClock) -> None:

@@ -100,6 +100,7 @@ NAMED_ALIKE = {
         "headgate_services.mail.rate_limiter",
         "headgate_services.petitions.application.ports.rate_limiter",
     ],
+    "Usage": ["headgate.llm.usage", "headgate.stores.postgres.buckets"],
 }
 """Names that several classes have, because the contract of a service or of a protocol gives them."""
 

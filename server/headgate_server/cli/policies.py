@@ -10,9 +10,11 @@ import re
 import secrets
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headgate_server
+from headgate import ConfigError
 from headgate_server.cli.common import (
     POLICY_FILE,
     SMALLEST_POLICY,
@@ -21,6 +23,7 @@ from headgate_server.cli.common import (
     add_config,
     existing_policy,
     from_to,
+    optional,
     port,
     redacted,
 )
@@ -92,6 +95,19 @@ def add(commands: Commands) -> None:
         type=port,
         metavar="N",
         help="port of Envoy's rate-limit service (default: [envoy] port of the file, or 8081)",
+    )
+
+    imported = commands.add(
+        "import",
+        "convert the configuration of another rate limiter to lines for a policy file",
+        _import,
+        about="`envoy` is the YAML of envoyproxy/ratelimit. The lines go to standard output, and a list of everything that "
+        "could not be converted to standard error. It needs the package headgate-server[envoy].",
+        examples=[f"headgate import envoy config.yaml >>{POLICY_FILE}"],
+    )
+    imported.add_argument("format", metavar="FORMAT", choices=("envoy",), help="its format: envoy")
+    imported.add_argument(
+        "files", metavar="FILE", nargs="+", help="the configuration; one file for each domain"
     )
 
     token = commands.add(
@@ -177,6 +193,18 @@ def _serve(options: argparse.Namespace) -> int:
     return headgate_server.serve(
         file, host=options.host, port=options.port, workers=options.workers, grpc_port=options.grpc
     )
+
+
+def _import(options: argparse.Namespace) -> None:
+    conversion = optional("headgate_server.envoy.conversion", "headgate import", "headgate-server[envoy]")
+    for file in options.files:
+        try:
+            toml, problems = conversion.convert(Path(file).read_text(encoding="utf-8"))
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise Failure(f"{file}: {error}") from error
+        print(f"\n{toml}", end="")
+        for problem in problems:
+            print(f"headgate: {file}: not converted: {problem}", file=sys.stderr)
 
 
 def _token(options: argparse.Namespace) -> None:

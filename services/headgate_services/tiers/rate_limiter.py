@@ -87,7 +87,7 @@ class Backends:
             async with asyncio.timeout(self._deadline):
                 outcome = None if self._atomic is None else await self._atomic.take(bucket, key, cost)
                 return await self._pipeline.take(bucket, key, cost) if outcome is None else outcome
-        except Exception as error:  # the client is the caller's and may raise anything
+        except Exception as error:  # the caller passed the Redis client; its errors are of any type
             raise self._error(error, key) from error
 
     def _error(self, error: Exception, key: str) -> StoreError:

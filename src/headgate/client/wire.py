@@ -174,7 +174,7 @@ def batch_answers(answer: Response, count: int) -> list[Response]:
     except _UNREADABLE as error:
         raise ValueError("the answer to a batch is malformed") from error
     if len(answers) != count:
-        raise ValueError(f"{count} calls have {len(answers)} answers")
+        raise ValueError(f"a batch of {count} calls has {len(answers)} answers")
     return answers
 
 

@@ -158,7 +158,7 @@ class FallbackLimiter:
                 self._local.decide(self._for_local(request))
             return RECORDED[0].as_degraded(), None
         costs = request.costs(len(algorithms))
-        # A place that the store has counted stays taken, as far as this process can know.
+        # The store may still count this place: admit its renewal, so that the holder can go on.
         is_kept = request.operation == "renew" and self._local is not None
         if (self._policy == "open" or is_kept) and not is_overload:
             verdicts = list(map(_open, algorithms, costs))

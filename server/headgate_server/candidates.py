@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from headgate import Rule
+from headgate import ConfigError, Rule
 from headgate.algorithms import algorithm_for
 from headgate.clock import MICROSECONDS, to_microseconds
 from headgate.policy import AsyncLivePolicy
@@ -120,6 +120,8 @@ def candidate_for(rule: Rule, quota: str) -> Rule:
     Raises:
         ConfigError: The quota is not valid for this kind of rule.
     """
+    if rule.kind == "penalty":
+        raise ConfigError(f"rule {rule.name!r} is a penalty, which cannot be a shadow rule")
     if rule.kind == "concurrent":
         other = rule.quota_from(int(quota) if quota.isdecimal() else quota)
     else:  # another period is allowed, except for a calendar

@@ -49,6 +49,8 @@ def rule_shown(rule: Rule, source: str | None = None, *, is_shadow: bool = False
         unit=rule.unit,
         lease=rule.quota.period_us / MICROSECONDS if rule.kind == "concurrent" else None,
         timezone=rule.timezone,
+        growth=rule.growth if rule.kind == "penalty" else None,
+        longest=rule.longest_us / MICROSECONDS if rule.kind == "penalty" else None,
         toml=rule_toml(rule, is_shadow=is_shadow),
         source=source,
     )
@@ -69,6 +71,8 @@ def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
         "strict": False if is_window and not rule.strict else None,
         "lease": format_period(rule.quota.period_us) if rule.kind == "concurrent" else None,
         "timezone": rule.timezone,
+        "growth": rule.growth if rule.growth > 1 else None,
+        "longest": format_period(rule.longest_us) if rule.growth > 1 else None,
         "shadow": is_shadow or None,
     }
     return _toml({name: value for name, value in entries.items() if value is not None})

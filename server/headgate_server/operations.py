@@ -124,7 +124,13 @@ class Operations:
     async def hold(self, request: ApiRequest, body: HitBody, name: str) -> HoldAnswer:
         self._limiter(name)  # for the error that suggests similar names
         held = await self._book.take(
-            name, key_from(body.key), body.cost, body.tier, body.quota, caller=request.caller
+            name,
+            key_from(body.key),
+            body.cost,
+            body.tier,
+            body.quota,
+            caller=request.caller,
+            is_final=body.final,
         )
         return HoldAnswer(decision_answer(held.decision), held.hold, held.expires_after)
 
@@ -161,7 +167,7 @@ class Operations:
         limiter = self._limiter(body.limiter).current
         held = limiter.units.costs(body.cost)
         costs = limiter.units.without_places(held if cost is None else limiter.units.settled(cost, held))
-        request = Request("hit", key_from(body.key), costs, body.tier)
+        request = Request("hit", key_from(body.key), costs, body.tier, is_final=False)
         decision, _ = await limiter.gate.decide(request.with_quotas(quotas_of(limiter.rules, body.quota)))
         return decision
 
@@ -239,7 +245,7 @@ class Operations:
             decision, _ = await _decide(limiter, "hit" if operation == "hit" else "peek", call, cost)
             return wait_answer(decision) if operation == "wait-hint" else decision_answer(decision)
         if operation == "hold":
-            return await self.hold(request, HitBody(call.key, cost, call.tier, call.quota), name)
+            return await self.hold(request, HitBody(call.key, cost, call.tier, call.quota, call.final), name)
         return await self._reset_one(call, name, request)
 
     async def _end(self, call: BatchCall) -> Struct:
@@ -276,7 +282,8 @@ def _decide(
 ) -> Awaitable[Answer]:
     """Return the awaitable answer of a limiter."""
     version = limiter.current  # rules, units and gate of one version
-    return version.gate.decide(version.request(operation, key_from(body.key), cost, body.tier, body.quota))
+    request = version.request(operation, key_from(body.key), cost, body.tier, body.quota, is_final=body.final)
+    return version.gate.decide(request)
 
 
 def problem_from(error: Exception) -> ApiProblem:

@@ -75,12 +75,13 @@ class Body(Struct, forbid_unknown_fields=True):
 
 
 class HitBody(Body):
-    """Units for a key."""
+    """Units for a key; `final` is false for an attempt that is repeated, whose refusal no penalty counts."""
 
     key: WireKey = None
     cost: Cost = 1
     tier: Tier = None
     quota: WireQuota = None
+    final: bool = True
 
 
 class RecordBody(Body):
@@ -145,6 +146,7 @@ class BatchCall(Body):
     tier: Tier = None
     quota: WireQuota = None
     anew: RenewRequest | None = None
+    final: bool = True
 
 
 class BatchBody(Body):
@@ -275,6 +277,8 @@ class RuleShown(Struct):
     unit: str
     lease: Seconds | None
     timezone: str | None
+    growth: int | None
+    longest: Seconds | None
     toml: str
     source: str | None
 

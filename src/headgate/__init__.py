@@ -30,7 +30,16 @@ from headgate.errors import (
 from headgate.hooks import Hook
 from headgate.outage.policies import local
 from headgate.quota import Quota
-from headgate.rules import Rule, calendar, concurrent, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.rules import (
+    Rule,
+    calendar,
+    concurrent,
+    fixed_window,
+    penalty,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
 
 __version__ = "0.1.0"
@@ -65,6 +74,7 @@ __all__ = [
     "local",
     "open_async_store",
     "open_store",
+    "penalty",
     "sliding_log",
     "sliding_window",
     "token_bucket",

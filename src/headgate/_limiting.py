@@ -97,15 +97,19 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
+        *,
+        is_final: bool = True,
     ) -> Request:
         """Return the request that a call sends to the gate, for code that calls the gate itself.
+
+        With `is_final=False` no penalty counts its refusal.
 
         Raises:
             ConfigError: The cost does not fit the units of the rules, or the quota does not fit the rules.
         """
         if tier is not None:
             self._check_tier(tier)
-        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
+        request = Request(operation, key, self.units.costs(cost), tier, instant(now), is_final=is_final)
         return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
 
     def _watch_tiers(self, strict: bool, *, is_used_otherwise: bool) -> None:

@@ -35,6 +35,7 @@ class Units:
     Attributes:
         is_freed: Per rule, whether it is `concurrent`: the end of a hold frees its units, whatever the cost.
         has_places: Whether there is such a rule.
+        has_penalties: Whether a rule is a penalty.
     """
 
     def __init__(self, limiter: str, rules: tuple[Rule, ...]) -> None:
@@ -43,6 +44,7 @@ class Units:
         self._known = {REQUESTS, *self._units}
         self.is_freed = tuple(rule.kind == "concurrent" for rule in rules)
         self.has_places = any(self.is_freed)
+        self.has_penalties = any(rule.kind == "penalty" for rule in rules)
 
     def costs(self, cost: Cost) -> Costs:
         """Return the cost of a call for each rule.

@@ -9,7 +9,7 @@ call's mapping; with `"*"`, all callers share one counter. The unit of a rule is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import wraps
@@ -33,7 +33,9 @@ __all__ = ["DEFAULT_BUCKETS", "REQUESTS", "SHARED", "make_rule"]
 
 P = ParamSpec("P")
 
-Kind = Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket", "concurrent", "calendar"]
+Kind = Literal[
+    "fixed_window", "sliding_window", "sliding_log", "token_bucket", "concurrent", "calendar", "penalty"
+]
 
 QuotaLike = str | int | Quota
 """A quota as an argument: text, a `Quota`, or a number for a `concurrent` rule."""
@@ -50,6 +52,9 @@ REQUESTS = "requests"
 DEFAULT_BUCKETS = 60
 """The default number of buckets of a sliding window."""
 MAX_BUCKETS = 100_000
+MAX_GROWTH = 100
+MAX_WITH_PENALTY = 40
+"""The highest number of rules of a limiter with a penalty: the ports have one bit per rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Rule:
     Attributes:
         kind: The algorithm.
         quota: The quota of callers without a tier. Its period is the lease of a `concurrent` rule, and the longest duration
-            of the span of a `calendar` rule.
+            of the span of a `calendar` rule. Of a `penalty`, it has the number of refusals and the duration.
         name: The name in decisions, header fields and metrics. A name other than the default is part of the state identity.
         scope: The scope; see the module.
         tiers: Quotas by tier; all tiers share the same state. An unknown tier has the rule's quota.
@@ -69,6 +74,8 @@ class Rule:
         span: The windows of a calendar rule.
         timezone: The time zone of a calendar rule.
         lease_us: The time that may pass between charging units and admitting them, for a limiter with a `lease=`.
+        growth: The factor by which each penalty is longer than the one before.
+        longest_us: The duration of the longest penalty in microseconds; 0 for other rules.
     """
 
     kind: Kind
@@ -82,6 +89,8 @@ class Rule:
     span: Span | None = None
     timezone: str | None = None
     lease_us: int = 0
+    growth: int = 1
+    longest_us: int = 0
 
     def __hash__(self) -> int:
         return hash((self.kind, self.quota, self.name, self.scope, self.buckets, self.strict, self.unit))
@@ -104,6 +113,8 @@ class Rule:
             shape = self.kind  # each lease has its own end, so a changed lease keeps the held places
         elif self.kind == "calendar":
             shape = f"{self.kind}/{self.span}/{self.timezone}"
+        elif self.kind == "penalty":
+            shape += f"/{self.growth}/{self.longest_us}"
         return f"{shape}/{self._default_name if self._has_default_name else self.name}"
 
     @property
@@ -133,6 +144,8 @@ class Rule:
             )
         if quota.burst is not None and self.kind != "token_bucket":
             raise ConfigError(f"{self.kind} has no burst; use token_bucket({str(quota)!r})")
+        if self.kind == "penalty" and not quota.limit:
+            raise ConfigError(f"rule {self.name!r}: a penalty begins after at least 1 refusal, not 0")
         return quota
 
     def _read(self, value: QuotaLike) -> Quota:
@@ -160,6 +173,11 @@ class Rule:
         if self.kind == "calendar":
             return f"{quota.limit}/{self.span}"
         return str(quota)
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it counts units by time, so that a penalty may count its refusals."""
+        return self.kind not in ("concurrent", "penalty")
 
     def __str__(self) -> str:
         return f"{self.name} ({self.text_of(self.quota)})"
@@ -298,6 +316,42 @@ def calendar(
     return make_rule("calendar", own, scope, tiers, name, unit=unit, span=span, timezone=timezone)
 
 
+def penalty(
+    duration: str | float | timedelta,
+    *,
+    after: int,
+    growth: int = 1,
+    longest: str | float | timedelta | None = None,
+    scope: str | None = None,
+    name: str | None = None,
+) -> Rule:
+    """Return a rule that refuses everything for a while after too many refusals by the other rules of its scope.
+
+    It counts the final refusals of `hit`, `hold` and `wait`, from the first one for `duration`. Not counted are checks,
+    refusals by `concurrent` rules and limits of 0, answers of the failure policy, and its own refusals. A hold that is open
+    settles as usual. `reset` ends a penalty.
+
+    Anybody who can cause refusals of a key can lock that key. For logins, make the account and the address together one key.
+
+    Args:
+        duration: The duration of a penalty, and of the time in which refusals are counted: text like `15m`, seconds or a
+            timedelta.
+        after: The number of refusals after which a penalty begins.
+        growth: The factor by which each further penalty is longer, from 1 to 100.
+        longest: The duration of the longest penalty; required with `growth`. The next penalty has `duration` again when
+            this time has passed since the end of a penalty.
+        scope: The scope; see the module. It counts the refusals of the rules with the same scope.
+        name: The rule's name.
+    """
+    if type(after) is not int:
+        raise ConfigError(
+            f"penalty counts whole refusals, as in penalty('15m', after=3), not after={after!r}"
+        )
+    quota = Quota(after, period_from(duration, "duration"))
+    longest_us = None if longest is None else period_from(longest, "longest penalty")
+    return make_rule("penalty", quota, scope, name=name, growth=growth, longest_us=longest_us)
+
+
 def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
     """Return the rules of a limiter from text and rules; text means sliding windows.
 
@@ -315,6 +369,7 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
         else:
             raise ConfigError(f"a rule is text like '5/minute' or sliding_window('5/minute'), not {spec!r}")
     rules = _distinct(rules)
+    check_penalties(rules)
     plain = [rule.name for rule in rules if rule.scope is None]
     scoped = [rule.name for rule in rules if rule.scope not in (None, SHARED)]
     if plain and scoped:
@@ -322,6 +377,26 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
             f"{plain[0]!r} has no scope but {scoped[0]!r} has one, so no key could serve both; give every rule a scope"
         )
     return tuple(rules)
+
+
+def check_penalties(rules: Collection[Rule]) -> None:
+    """Refuse a penalty without a rule whose refusals it could count, and a penalty among too many rules.
+
+    Raises:
+        ConfigError: There is such a penalty.
+    """
+    rated = {rule.scope for rule in rules if rule.is_rate}
+    for rule in rules:
+        if rule.kind == "penalty" and rule.scope not in rated:
+            scope = "without a scope" if rule.scope is None else f"with the scope {rule.scope!r}"
+            raise ConfigError(
+                f"rule {rule.name!r} is a penalty and counts the refusals of rules {scope}, but there is none; add one, "
+                f"as in Limiter('5/minute', penalty('15m', after=3))"
+            )
+        if rule.kind == "penalty" and len(rules) > MAX_WITH_PENALTY:
+            raise ConfigError(
+                f"a limiter with a penalty has at most {MAX_WITH_PENALTY} rules, not {len(rules)}"
+            )
 
 
 def scopes_of(rules: Iterable[Rule]) -> frozenset[str]:
@@ -347,6 +422,8 @@ def make_rule(
     unit: str = REQUESTS,
     span: Span | None = None,
     timezone: str | None = None,
+    growth: int = 1,
+    longest_us: int | None = None,
 ) -> Rule:
     """Return a rule of a kind that is known only at run time.
 
@@ -364,6 +441,10 @@ def make_rule(
         if quota.burst not in (None, burst):
             raise ConfigError(f"burst={burst} contradicts {str(quota)!r}; write it once")
         quota = replace(quota, burst=burst)
+    if kind == "penalty":
+        if unit != REQUESTS:
+            raise ConfigError(f"a penalty counts refusals, not {unit!r}; leave out the unit")
+        longest_us = _longest_penalty(quota, growth, longest_us)
     rule = Rule(
         kind,
         quota,
@@ -374,6 +455,8 @@ def make_rule(
         unit=unit,
         span=span,
         timezone=timezone,
+        growth=growth,
+        longest_us=longest_us or 0,
     )
     rule.quota_from(quota)
     tiers = {} if tiers is None else tiers
@@ -393,10 +476,26 @@ def make_rule(
 
 def default_name(kind: Kind, quota: Quota, span: Span | None, scope: str | None, unit: str) -> str:
     """Return the name of a rule without `name=`, such as `per-minute`, `per-hour-user` or `calendar-month`."""
-    first = {"concurrent": "concurrent", "calendar": f"calendar-{span}"}.get(kind)
+    first = {"concurrent": kind, "calendar": f"calendar-{span}", "penalty": kind}.get(kind)
     first = first or f"per-{period_in_words(quota.period_us)}"
     parts = (first, "shared" if scope == SHARED else scope, "" if unit == REQUESTS else unit)
     return "-".join(filter(None, parts))
+
+
+def _longest_penalty(quota: Quota, growth: int, longest_us: int | None) -> int:
+    """Return the duration of the longest penalty.
+
+    Raises:
+        ConfigError: The arguments do not fit together.
+    """
+    check_count("growth", growth, 1, MAX_GROWTH)
+    if (growth > 1) is not (longest_us is not None):
+        raise ConfigError(
+            "growth= and longest= of a penalty belong together, as in growth=2, longest='1 day'"
+        )
+    if longest_us is not None and longest_us < quota.period_us:
+        raise ConfigError("the longest penalty cannot be shorter than the first one")
+    return quota.period_us if longest_us is None else longest_us
 
 
 def _with_kind(name: str, kind: Kind) -> str:

@@ -24,7 +24,8 @@ class RuleUsage:
     Attributes:
         name: The rule's name.
         limit: The highest number of units at once.
-        used: Counted units or held places; above the limit if it was lowered, or if units were recorded.
+        used: Counted units, held places, or the refusals that a penalty counts; above the limit if it was lowered, or if
+            units were recorded.
         remaining: Units left.
         reset_after: Time until the count is 0: for a calendar the end of its window, for places the end of the last lease.
             `None` if the rule never counts anything.
@@ -59,6 +60,8 @@ def usage_of(rule: Rule, counted: RuleResult, one_more: RuleResult, *, shadow: b
         shadow: Whether it is a shadow rule.
     """
     used = counted.limit - counted.remaining
+    if rule.kind == "penalty":  # while it refuses, nothing remains
+        used = min(used, one_more.limit)
     return RuleUsage(
         name=rule.name,
         limit=one_more.limit,

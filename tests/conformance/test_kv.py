@@ -12,7 +12,9 @@ from headgate.testing import AsyncStoreContract
 class TestKeyValueStore(AsyncStoreContract):
     own_time = True
     kinds = ("sliding_window", "sliding_log", "token_bucket")
-    missing_features = frozenset({"several_rules", "units", "moves", "quotas", "concurrent", "calendar"})
+    missing_features = frozenset(
+        {"several_rules", "units", "moves", "quotas", "concurrent", "calendar", "penalty"}
+    )
     effort = 0.2
 
     def make_store(self) -> KVStore:

@@ -55,7 +55,7 @@ class ModelActor:
         if step.op in ("confirm", "renew") and hold.settled:
             return []
         if step.op == "renew":
-            return [answer(hold.renew(now))] if self._trace.has_places else []
+            return [answer(hold.renew(now))] if self._trace.has_places and any(hold.charges) else []
         if step.op != "confirm":
             self._holds.remove(hold)
             hold.settle(now, cost if step.op == "settle" else 0)
@@ -82,6 +82,8 @@ def model_rule(rule: Rule) -> limiter.Rule:
         rule.unit,
         rule.span or "",
         rule.timezone or "",
+        rule.growth,
+        rule.longest_us,
     )
 
 
@@ -139,6 +141,11 @@ def test_moved_holds_of_each_rule_answer_like_the_model(kind: Kind) -> None:
         compare(trace)
 
     search()
+
+
+@given(traces(most_rules=2, features=frozenset(("penalty",))))
+def test_penalties_answer_like_the_model(trace: Trace) -> None:
+    compare(trace)
 
 
 @given(traces(most_rules=3))

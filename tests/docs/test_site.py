@@ -141,8 +141,16 @@ def test_the_reference_begins_with_limiters_decisions_and_rules() -> None:
         r"^::: headgate\.(\w+)", (DOCS / "reference/api/headgate.md").read_text("utf-8"), re.MULTILINE
     )
     assert names[:4] == ["Limiter", "AsyncLimiter", "Decision", "RuleResult"]
-    assert names[4:10] == [
-        *("sliding_window", "token_bucket", "fixed_window", "sliding_log", "concurrent", "calendar")
+    assert names[4:11] == [
+        *(
+            "sliding_window",
+            "token_bucket",
+            "fixed_window",
+            "sliding_log",
+            "concurrent",
+            "calendar",
+            "penalty",
+        )
     ]
 
 

@@ -305,6 +305,61 @@ class Figures:
     reset_after: int | None
 
 
+MOST = 2**53 - 1
+"""The remaining units of a penalty that has nothing to refuse."""
+
+
+class PenaltyBook:
+    """The log of refusals by other rules of a scope, from which the penalties follow.
+
+    Refusals are counted from the first one for the duration. The last of too many begins a penalty. The next penalty is
+    longer if the last one has not been forgotten.
+    """
+
+    def __init__(self, duration: int, growth: int, longest: int) -> None:
+        self.duration = duration
+        self.growth = growth
+        self.longest = longest
+        self.refusals: list[tuple[int, int]] = []
+
+    def refuse(self, now: int, limit: int) -> None:
+        """Log a refusal, with the number of refusals that is too many."""
+        self.refusals = [*self.refusals, (now, limit)]
+
+    def penalties(self) -> tuple[int, int, int, int]:
+        """Return the start of counting, the refusals since then, and the end and length of the last penalty."""
+        began, counted, ended, length = -self.duration, 0, 0, 0
+        for at, limit in self.refusals:
+            if at - began >= self.duration:
+                began, counted = at, 0
+            if self.is_forgotten(ended, at):
+                length = 0
+            counted += 1
+            if counted >= limit:
+                began = max(at, began)
+                length = min(self.longest, length * self.growth) or self.duration
+                ended, counted = began + length, 0
+        return began, counted, ended, length
+
+    def is_forgotten(self, ended: int, now: int) -> bool:
+        """Return whether a penalty no longer makes the next one longer."""
+        return now >= ended + (self.longest if self.growth > 1 else 0)
+
+    def is_fresh(self, now: int) -> bool:
+        """Return whether nothing of the past matters at an instant."""
+        began, counted, ended, _ = self.penalties()
+        return self.is_forgotten(ended, now) and (not counted or now - began >= self.duration)
+
+    def figures(self, limit: int, now: int, cost: int, *, admitted: bool) -> Figures:
+        """Return the verdict on a cost of 0 or 1, after a call that was `admitted` by all rules or not."""
+        began, counted, ended, _ = self.penalties()
+        reset_after = first_offset(lambda t: self.is_fresh(now + t))
+        if ended > now:
+            return Figures(not cost, limit, 0, ended - now if cost else None, reset_after)
+        counted = counted if now - began < self.duration else 0
+        return Figures(True, limit, MOST - counted - (cost if admitted else 0), None, reset_after)
+
+
 def figures(
     book: Book,
     quota: Quota,

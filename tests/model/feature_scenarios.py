@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -516,4 +517,129 @@ def uncountable(script: Script) -> Script:
     script.check(1)
     script.wait(1)
     script.hit(40)
+    return script
+
+
+# --- Penalties --------------------------------------------------------------------------------------------------------
+
+
+def penalties() -> Iterator[Script]:
+    """Yield limiters that refuse everything for a while after some refusals."""
+    for kind in RATES:
+        rules = [rule(kind, 3, MINUTE), rule("penalty", 3, 10 * MINUTE)]
+        yield punished(Script(f"penalty: after refusals by {kind}", rules))
+    growing = rule("penalty", 2, MINUTE, growth=3, longest=HOUR)
+    at_once = [rule("fixed_window", 1, SECOND), replace(growing, quota=Quota(1, MINUTE))]
+    yield repeated(Script("penalty: longer every time", [rule("fixed_window", 1, SECOND), growing], at_once))
+    yield set_back(Script("penalty: the clock goes back", [rule("sliding_log", 1, SECOND), growing]))
+    scoped = [
+        rule("sliding_window", 2, SECOND, name="person", scope="user"),
+        rule("sliding_window", 3, SECOND, name="place", scope="realm"),
+        rule("concurrent", 2, MINUTE, name="at once", scope="user"),
+        rule("fixed_window", 0, SECOND, name="none", scope="user", tiers={"pro": Quota(9, SECOND)}),
+        rule("penalty", 2, MINUTE, name="person punished", scope="user"),
+        rule("penalty", 1, 5 * SECOND, name="place punished", scope="realm"),
+    ]
+    yield several(Script("penalty: one per scope, for rates that refuse for a while", scoped))
+    units = [
+        rule("token_bucket", 100, MINUTE, name="tokens", unit="tokens"),
+        rule("sliding_log", 5, MINUTE, name="calls"),
+        rule("penalty", 2, MINUTE),
+    ]
+    yield wandering(Script("penalty: units, holds and records", units))
+
+
+def punished(script: Script) -> Script:
+    script.hit(3)
+    held = script.hold(1)
+    for _ in range(3):
+        script.check(1)
+        script.hit(1)
+    script.settle(held, 0)
+    script.hit(0)
+    script.record(1)
+    script.to_retry(-1)
+    script.hit(1)
+    script.to_retry()
+    first = script.hold(2)
+    script.hit(2)
+    script.wait(10 * MINUTE - 1)
+    script.record(3)
+    script.hit(2)
+    script.wait(1)
+    script.hit(3)
+    script.hit(3)
+    script.settle(first, 2)
+    script.hit(3)
+    script.hit(3)
+    script.reset()
+    script.hit(3)
+    return script
+
+
+def repeated(script: Script) -> Script:
+    for pause in (0, 0, 0, 0, 0, HOUR - 1, HOUR, 0):
+        script.hit()
+        script.hit()
+        script.wait(1)
+        script.hit()
+        script.hit()
+        script.to_retry(-1)
+        script.check()
+        script.wait(1 + pause)
+    script.hit()
+    script.hit()
+    script.version = 1
+    script.wait(1)
+    script.hit()
+    script.to_reset(-1)
+    script.check(0)
+    script.to_reset()
+    script.check(0)
+    return script
+
+
+def set_back(script: Script) -> Script:
+    script.hit()
+    script.hit()
+    script.go_back(30 * SECOND)
+    script.hit()
+    script.check()
+    script.wait(20 * SECOND)
+    script.hit()
+    script.to_retry(-1)
+    script.check()
+    script.to_retry()
+    script.hit()
+    return script
+
+
+def several(script: Script) -> Script:
+    people = ("ann", "north"), ("bob", "north"), ("ann", "south")
+    for number in range(60):
+        user, realm = people[number % 3]
+        key = {"user": user, "realm": realm}
+        tier = script.pick("pro", "pro", "pro", None)
+        held = script.hold(script.pick(1, 1, 2), key, tier)
+        if script.pick(True, False):
+            script.settle(held, 1)
+        script.wait(script.pick(0, 1, 100_000, SECOND, 2 * SECOND))
+    script.reset({"user": "ann", "realm": "north"})
+    return script
+
+
+def wandering(script: Script) -> Script:
+    for number in range(50):
+        cost = {"tokens": script.pick(0, 10, 40, 90), "requests": script.pick(0, 1, 1)}
+        if number % 4 == 3:
+            held = script.hold(cost)
+            script.wait(script.pick(1, SECOND))
+            script.settle(held, {"tokens": script.pick(0, 20, 95)})
+        elif number % 4 == 2:
+            held = script.hold(cost)
+            script.wait(script.pick(1, SECOND))
+            script.confirm(held, {"tokens": script.pick(5, 60, 99)})
+        else:
+            script.hit(cost)
+        script.wait(script.pick(0, 1, SECOND, 20 * SECOND))
     return script

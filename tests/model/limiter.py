@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import Any
 
 from tests.model.books import (
     Book,
     Charge,
     Figures,
     LeaseBook,
+    PenaltyBook,
     Quota,
     TokenBook,
     WindowBook,
@@ -40,6 +42,8 @@ class Rule:
     unit: str = "requests"
     span: str = ""
     timezone: str = ""
+    growth: int = 1
+    longest: int = 0
 
     def quota_for(self, tier: str | None, quotas: Quotas) -> Quota:
         usual = self.quota if tier is None else self.tiers.get(tier, self.quota)
@@ -55,8 +59,10 @@ class Rule:
             return cost
         return cost.get(self.unit, 1) if self.unit == "requests" else cost[self.unit]
 
-    def new_book(self) -> Book:
+    def new_book(self) -> Book | PenaltyBook:
         period = self.quota.period
+        if self.kind == "penalty":
+            return PenaltyBook(period, self.growth, self.longest or period)
         if self.kind == "token_bucket":
             return TokenBook(period)
         if self.kind == "concurrent":
@@ -72,7 +78,7 @@ class Rule:
         return WindowBook(lambda at: at // width * width + lifetime)
 
 
-Books = dict[tuple[str, str], Book]
+Books = dict[tuple[str, str], Any]
 Charges = list[Charge | None]
 
 
@@ -99,6 +105,12 @@ class ModelLimiter:
     ) -> ModelRequest:
         return ModelRequest(now, key, tuple(rule.cost_of(cost) for rule in self.rules), tier, quotas or {})
 
+    def _with_penalties(self, request: ModelRequest, *, is_move: bool) -> ModelRequest:
+        """Return the request with a cost of 1 for penalties if it takes any other units, but 0 if it replaces units."""
+        each = list(zip(self.rules, request.costs, strict=True))
+        own = int(not is_move and any(cost for rule, cost in each if rule.kind != "penalty"))
+        return replace(request, costs=tuple(own if rule.kind == "penalty" else cost for rule, cost in each))
+
     def hit(
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
     ) -> list[Figures]:
@@ -108,7 +120,7 @@ class ModelLimiter:
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
     ) -> list[Figures]:
         other = ModelLimiter(self.rules, {place: copy(book) for place, book in self.books.items()})
-        return other.hit(now, key, cost, tier, quotas)
+        return other.take(other.request(now, key, cost, tier, quotas), punishes=False)[0]
 
     def hold(
         self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
@@ -120,7 +132,9 @@ class ModelLimiter:
 
     def record(self, request: ModelRequest) -> Charges:
         return [
-            book.charge(request.now, cost, rule.quota_for(request.tier, request.quotas)) if cost else None
+            book.charge(request.now, cost, rule.quota_for(request.tier, request.quotas))
+            if cost and rule.kind != "penalty"
+            else None
             for rule, book, cost in zip(self.rules, self._books_of(request.key), request.costs, strict=True)
         ]
 
@@ -128,24 +142,38 @@ class ModelLimiter:
         for rule in self.rules:
             self.books.pop((rule.name, rule.key_of(key)), None)
 
-    def take(self, request: ModelRequest, replaces: Charges | None = None) -> tuple[list[Figures], Charges]:
+    def take(
+        self, request: ModelRequest, replaces: Charges | None = None, *, punishes: bool = True
+    ) -> tuple[list[Figures], Charges]:
         """Charge all rules or none; if all admit, the replaced charges are returned first."""
         old: Charges = replaces or [None] * len(self.rules)
+        is_move = any(old)
+        request = self._with_penalties(request, is_move=is_move)
         admits = []
         for rule, book, cost, charge in zip(
             self.rules, self._books_of(request.key), request.costs, old, strict=True
         ):
             quota = rule.quota_for(request.tier, request.quotas)
+            if isinstance(book, PenaltyBook):
+                admits.append(book.figures(quota.limit, request.now, cost, admitted=False).allowed)
+                continue
             if cost > quota.capacity > 0:
                 raise ValueError(f"{rule.name} could never admit a cost of {cost}")
             used = used_without(book, charge, quota)(request.now) if cost else 0
             admits.append(cost == 0 or (quota.limit > 0 and used + cost <= quota.capacity))
         if not all(admits):
-            return self._figures(request, admits, old), []
+            answers = self._figures(request, admits, old)
+            if punishes and not is_move:
+                self._punish(request, answers)
+                answers = self._figures(request, admits, old)
+            return answers, []
         charges: Charges = []
         for rule, book, cost, charge in zip(
             self.rules, self._books_of(request.key), request.costs, old, strict=True
         ):
+            if rule.kind == "penalty":
+                charges.append(None)
+                continue
             quota, at = rule.quota_for(request.tier, request.quotas), request.now
             if charge is not None and book.can_move(charge, quota):
                 at = book.instant(at)  # read with the charge in the book: units never move to an earlier time
@@ -153,12 +181,29 @@ class ModelLimiter:
             charges.append(book.charge(at, cost, quota) if cost else None)
         return self._figures(request, admits, old), charges
 
-    def _books_of(self, key: Key) -> list[Book]:
+    def _punish(self, request: ModelRequest, answers: Sequence[Figures]) -> None:
+        """Log the refusal for every penalty whose scope has a rate that refuses for a while."""
+        refusing = {
+            rule.scope
+            for rule, answer in zip(self.rules, answers, strict=True)
+            if not answer.allowed
+            and answer.retry_after is not None
+            and rule.kind not in ("concurrent", "penalty")
+        }
+        for rule, book, answer in zip(self.rules, self._books_of(request.key), answers, strict=True):
+            if isinstance(book, PenaltyBook) and answer.allowed and rule.scope in refusing:
+                book.refuse(request.now, rule.quota_for(request.tier, request.quotas).limit)
+
+    def _books_of(self, key: Key) -> list[Any]:
         return [self.books.setdefault((rule.name, rule.key_of(key)), rule.new_book()) for rule in self.rules]
 
     def _figures(self, request: ModelRequest, admits: Sequence[bool], old: Charges) -> list[Figures]:
         return [
-            figures(
+            book.figures(
+                rule.quota_for(request.tier, request.quotas).limit, request.now, cost, admitted=all(admits)
+            )
+            if isinstance(book, PenaltyBook)
+            else figures(
                 book,
                 rule.quota_for(request.tier, request.quotas),
                 request.now,
@@ -233,7 +278,9 @@ class Hold:
             for book, charge, quota in leases:
                 book.renew(charge, now, quota)
         return [
-            replace(
+            book.figures(quota.limit, now, 0, admitted=False)
+            if isinstance(book, PenaltyBook)
+            else replace(
                 figures(book, quota, now, 0, allowed=True, is_bucket=rule.kind == "token_bucket"),
                 allowed=book not in ended,
             )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.model.books import Figures, Quota, TokenBook
+from tests.model.books import Figures, PenaltyBook, Quota, TokenBook
 from tests.model.limiter import Cost, Hold, Key, ModelLimiter, Quotas, Rule, binding
 
 FOLDER = Path(__file__).resolve().parents[2] / "src" / "headgate" / "testing" / "vectors"
@@ -119,6 +119,10 @@ class Script:
         """Set the clock back, but not before a state became fresh: a store may have deleted it."""
         target = self.now - microseconds
         for book in self.limiter.books.values():
+            if isinstance(book, PenaltyBook):
+                if book.is_fresh(self.latest) and not book.is_fresh(target):
+                    return
+                continue
             quota = book.events[-1].quota if isinstance(book, TokenBook) and book.events else Quota(1, 1)
             used = book.used(quota)
             if used(self.latest) == 0 and used(target) != 0:
@@ -591,6 +595,7 @@ def make_files() -> dict[str, str]:
         "concurrent.json": feature_scenarios.places(),
         "calendar.json": feature_scenarios.calendars(),
         "quotas.json": feature_scenarios.quotas(),
+        "penalty.json": feature_scenarios.penalties(),
     }
     return {name: as_json(scripts) for name, scripts in files.items()}
 
@@ -616,6 +621,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
         fields |= {"buckets": rule.buckets, "strict": rule.strict}
     if rule.kind == "calendar":
         fields |= {"span": rule.span, "timezone": rule.timezone}
+    if rule.growth > 1:
+        fields |= {"growth": rule.growth, "longest_us": rule.longest}
     if rule.unit != "requests":
         fields["unit"] = rule.unit
     if rule.tiers:

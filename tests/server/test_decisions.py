@@ -217,6 +217,8 @@ async def test_limiters_are_listed_without_credentials() -> None:
         "unit": "requests",
         "lease": None,
         "timezone": None,
+        "growth": None,
+        "longest": None,
         "toml": '{ quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } }',
         "source": "policy:4",
     }

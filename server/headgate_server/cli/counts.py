@@ -180,6 +180,8 @@ def _title(count: RuleUsage) -> str:
 
 def _used(count: RuleUsage) -> str:
     used = f"{count.used:,}/{count.limit:,}"
+    if count.kind == "penalty":
+        return f"{used} refusals"
     if count.kind == "concurrent":
         return f"{used} held"
     return used if count.unit == REQUESTS else f"{used} {printable(count.unit)}"
@@ -189,6 +191,8 @@ def _when(count: RuleUsage) -> str:
     """Return the time until one more unit is admitted, and until the count is 0."""
     if count.frees_after is None:
         return "never admits anything"
+    if count.kind == "penalty":
+        return f"refuses everything for {span(count.frees_after)}" if count.frees_after else "no penalty now"
     # A place is freed when its holder releases it, or at the end of its lease.
     latest = " at most" if count.kind == "concurrent" else ""
     room = "room now" if not count.frees_after else f"room in {span(count.frees_after)}{latest}"

@@ -120,12 +120,13 @@ class HoldBook:
         quota: QuotaValue | None = None,
         *,
         caller: str = "",
+        is_final: bool = True,
     ) -> HoldResult:
         """Take units that are not final yet.
 
         The result has no id if the units were refused, or if the cost is 0: then there is nothing to settle, and the true
         cost can be recorded. The id is valid for `MARGIN` seconds longer than the units count. Only this book knows the id
-        of a degraded decision.
+        of a degraded decision. With `is_final=False` no penalty counts a refusal.
 
         Raises:
             UnknownLimiter: No limiter has this name.
@@ -142,7 +143,10 @@ class HoldBook:
             raise TooManyHolds(
                 f"this caller has {MAX_PER_CALLER} open holds; settle or release some, or wait until they expire"
             )
-        hold = await limiter.hold(key, cost, tier=tier, quota=quota)
+        if is_final:
+            hold = await limiter.hold(key, cost, tier=tier, quota=quota)
+        else:
+            hold = await _attempt(limiter.current, key, cost, tier, quota)
         if not hold or limiter.units.costs(cost) == 0:
             return HoldResult(hold.decision)
         hold_id, expires_after = new_id(limiter_name), _expires_after(hold.decision, hold)
@@ -374,6 +378,18 @@ def _notes_of(limiter: AsyncLimiter) -> AsyncNotes:
     raise HoldsUnsupported(
         f"limiter {limiter.name!r} counts in a {type(limiter.store).__name__}, which cannot keep holds; "
         f"use memory, SQLite, Redis or PostgreSQL"
+    )
+
+
+async def _attempt(
+    limiter: AsyncLimiter, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None
+) -> AsyncHold:
+    """Return a hold like `limiter.hold`, but without counting a refusal for penalties."""
+    request = limiter.request("hold", key, cost, tier, quota, is_final=False)
+    decision, receipts = await limiter.gate.decide(request)
+    gate = limiter.settling(receipts)
+    return limiter.new_hold(
+        gate, decision, receipts, key, cost, tier, units=limiter.units, quotas=request.quotas
     )
 
 

@@ -122,6 +122,7 @@ function drawRule(row, result) {
 }
 
 function usedWords({ kind, unit, used, limit }) {
+  if (kind === "penalty") return `${count(used)} of ${count(limit)} refusals`;
   const what = kind === "concurrent" ? "places held" : unit === "requests" ? "used" : `${unit} used`;
   return `${count(used)} of ${count(limit)} ${what}`;
 }
@@ -129,11 +130,13 @@ function usedWords({ kind, unit, used, limit }) {
 /** When nothing is counted any more: a place may be free sooner, when its holder releases it. */
 function emptiesWords({ kind, timezone, reset_after: after }) {
   if (kind === "calendar") return `empty at ${timeIn(timezone, after)}`;
+  if (kind === "penalty") return `forgotten in ${duration(after)}`;
   return kind === "concurrent" ? `all free in ${duration(after)} at most` : `empty in ${duration(after)}`;
 }
 
 function freesWords({ kind, remaining, limit, used, frees_after: after }) {
   if (after === null) return "Never admits";
+  if (kind === "penalty") return after > 0 ? `Refuses everything for ${duration(after)}, until ${timeAfter(after)}` : "No penalty now";
   if (after <= 0) return `${count(remaining)} left`;
   const over = used > limit ? `${count(used - limit)} over the limit, frees` : "Full, frees";
   const most = kind === "concurrent" ? " at most" : "";

@@ -198,6 +198,14 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout)
         return hold
 
+    async def _attempt(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, is_final: bool
+    ) -> Decision:
+        """Return the decision of one try of `wait`."""
+        version = self.current
+        request = version.request("hit", key, cost, tier, quota, is_final=is_final)
+        return (await version.gate.decide(request))[0]
+
     async def _decide(
         self,
         operation: Operation,
@@ -212,9 +220,15 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         return (await version.gate.decide(request))[0]
 
     async def _take(
-        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+        is_final: bool = True,
     ) -> AsyncHold:
-        request = self.request("hold", key, cost, tier, quota, now)
+        request = self.request("hold", key, cost, tier, quota, now, is_final=is_final)
         decision, receipts = await self.gate.decide(request)
         gate, quotas = self.settling(receipts), request.quotas
         hold = self.new_hold(
@@ -253,20 +267,23 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout)
             await hold.settle(hold.cost)
             return hold.decision
-        hit = functools.partial(self.hit, key, cost, tier=tier, quota=quota)
+        hit = functools.partial(self._attempt, key, cost, tier, quota)
         decision: Decision = await self._take_in_turn(hit, key, cost, tier, quota, timeout)
         return decision
 
     async def _take_in_turn(
         self,
-        take: Callable[[], Coroutine[Any, Any, Any]],
+        take: Callable[[bool], Coroutine[Any, Any, Any]],
         key: Key | None,
         cost: Cost,
         tier: str | None,
         quota: QuotaValue | None,
         timeout: float | None,
     ) -> Any:
-        """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold."""
+        """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold.
+
+        Its argument is whether a refusal is final.
+        """
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
@@ -274,30 +291,33 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
             alone = await self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_too_late(alone, deadline):
-                raise RateLimited(alone)
+                return await self._take_finally(take, alone)
         ticket = AsyncEvent()
         try:
             if not (self._queue.join(turn, ticket) or await self._comes_to_front(turn, ticket, timeout)):
-                raise RateLimited((await self.check(key, cost, tier=tier, quota=quota)).as_refused())
+                late = await self.check(key, cost, tier=tier, quota=quota)
+                if late:
+                    raise RateLimited(late.as_refused())
+                return await self._take_finally(take, late)
             return await self._take_at_front(take, key, deadline)
         finally:
             ticket.is_over = True  # before the call, in which a signal handler could raise
             self._queue.leave(turn, ticket)
 
     async def _take_at_front(
-        self, take: Callable[[], Coroutine[Any, Any, Any]], key: Key | None, deadline: int | None
+        self, take: Callable[[bool], Coroutine[Any, Any, Any]], key: Key | None, deadline: int | None
     ) -> Any:
         """Call `take` until it is admitted; sleep after each refusal, until time has passed or a place is released."""
         sleeper = PlaceWaiter(self._place_queue, AsyncEvent())
         try:
             while True:
                 sleeper.rearm()
-                taken = await take()
+                taken = await take(False)
                 if taken:
                     return taken
                 refusal: Decision = getattr(taken, "decision", taken)
                 if self._is_too_late(refusal, deadline):
-                    raise RateLimited(refusal)
+                    return await self._take_finally(take, refusal)
                 pause, rule = self._waits_for(refusal)
                 place = None if rule is None else self._places_of(key).get(rule)
                 if sleeper.moves_to(place):
@@ -308,6 +328,15 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
                     await self._sleep(sleeper.ticket, self._poll_pause(place, refusal, deadline))
         finally:
             sleeper.leave()
+
+    async def _take_finally(self, take: Callable[[bool], Coroutine[Any, Any, Any]], refusal: Decision) -> Any:
+        """Raise the final refusal; with a penalty, call `take` once more, so that the refusal counts."""
+        if self.units.has_penalties:
+            taken = await take(True)
+            if taken:
+                return taken
+            refusal = getattr(taken, "decision", taken)
+        raise RateLimited(refusal)
 
     async def _sleep(self, ticket: AsyncEvent, seconds: float) -> None:
         """Sleep until the ticket is set, for at most `seconds`."""

@@ -198,6 +198,14 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         hold: Hold = self._take_in_turn(take, key, cost, tier, quota, timeout)
         return hold
 
+    def _attempt(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, is_final: bool
+    ) -> Decision:
+        """Return the decision of one try of `wait`."""
+        version = self.current
+        request = version.request("hit", key, cost, tier, quota, is_final=is_final)
+        return (version.gate.decide(request))[0]
+
     def _decide(
         self,
         operation: Operation,
@@ -212,9 +220,15 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         return (version.gate.decide(request))[0]
 
     def _take(
-        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+        is_final: bool = True,
     ) -> Hold:
-        request = self.request("hold", key, cost, tier, quota, now)
+        request = self.request("hold", key, cost, tier, quota, now, is_final=is_final)
         decision, receipts = self.gate.decide(request)
         gate, quotas = self.settling(receipts), request.quotas
         hold = self.new_hold(
@@ -253,20 +267,23 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
             hold: Hold = self._take_in_turn(take, key, cost, tier, quota, timeout)
             hold.settle(hold.cost)
             return hold.decision
-        hit = functools.partial(self.hit, key, cost, tier=tier, quota=quota)
+        hit = functools.partial(self._attempt, key, cost, tier, quota)
         decision: Decision = self._take_in_turn(hit, key, cost, tier, quota, timeout)
         return decision
 
     def _take_in_turn(
         self,
-        take: Callable[[], Any],
+        take: Callable[[bool], Any],
         key: Key | None,
         cost: Cost,
         tier: str | None,
         quota: QuotaValue | None,
         timeout: float | None,
     ) -> Any:
-        """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold."""
+        """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold.
+
+        Its argument is whether a refusal is final.
+        """
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
@@ -274,28 +291,31 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
             # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
             alone = self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_too_late(alone, deadline):
-                raise RateLimited(alone)
+                return self._take_finally(take, alone)
         ticket = Event()
         try:
             if not (self._queue.join(turn, ticket) or self._comes_to_front(turn, ticket, timeout)):
-                raise RateLimited((self.check(key, cost, tier=tier, quota=quota)).as_refused())
+                late = self.check(key, cost, tier=tier, quota=quota)
+                if late:
+                    raise RateLimited(late.as_refused())
+                return self._take_finally(take, late)
             return self._take_at_front(take, key, deadline)
         finally:
             ticket.is_over = True  # before the call, in which a signal handler could raise
             self._queue.leave(turn, ticket)
 
-    def _take_at_front(self, take: Callable[[], Any], key: Key | None, deadline: int | None) -> Any:
+    def _take_at_front(self, take: Callable[[bool], Any], key: Key | None, deadline: int | None) -> Any:
         """Call `take` until it is admitted; sleep after each refusal, until time has passed or a place is released."""
         sleeper = PlaceWaiter(self._place_queue, Event())
         try:
             while True:
                 sleeper.rearm()
-                taken = take()
+                taken = take(False)
                 if taken:
                     return taken
                 refusal: Decision = getattr(taken, "decision", taken)
                 if self._is_too_late(refusal, deadline):
-                    raise RateLimited(refusal)
+                    return self._take_finally(take, refusal)
                 pause, rule = self._waits_for(refusal)
                 place = None if rule is None else self._places_of(key).get(rule)
                 if sleeper.moves_to(place):
@@ -306,6 +326,15 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
                     self._sleep(sleeper.ticket, self._poll_pause(place, refusal, deadline))
         finally:
             sleeper.leave()
+
+    def _take_finally(self, take: Callable[[bool], Any], refusal: Decision) -> Any:
+        """Raise the final refusal; with a penalty, call `take` once more, so that the refusal counts."""
+        if self.units.has_penalties:
+            taken = take(True)
+            if taken:
+                return taken
+            refusal = getattr(taken, "decision", taken)
+        raise RateLimited(refusal)
 
     def _sleep(self, ticket: Event, seconds: float) -> None:
         """Sleep until the ticket is set, for at most `seconds`."""

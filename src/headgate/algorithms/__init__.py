@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from math import gcd
 
-from headgate.algorithms.base import Algorithm, Receipt, State, decide_all
+from headgate.algorithms.base import Algorithm, Receipt, State
 from headgate.algorithms.concurrent import Concurrent
+from headgate.algorithms.joint import decide_all
+from headgate.algorithms.penalty import Penalty, limit_of
 from headgate.algorithms.sliding_window import MAX_ENTRIES, SlidingWindow
 from headgate.algorithms.token_bucket import TokenBucket
 from headgate.algorithms.windows import Calendar, FixedWindow
@@ -19,12 +21,14 @@ __all__ = [
     "Calendar",
     "Concurrent",
     "FixedWindow",
+    "Penalty",
     "Receipt",
     "SlidingWindow",
     "State",
     "TokenBucket",
     "algorithm_for",
     "decide_all",
+    "limit_of",
 ]
 
 _HOUR_US = 3_600_000_000
@@ -48,6 +52,8 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
         return SlidingWindow(rule.name, quota.limit, 1, quota.period_us + rule.lease_us)
     if rule.kind == "concurrent":
         return Concurrent(rule.name, quota.limit, quota.period_us)
+    if rule.kind == "penalty":
+        return Penalty(rule.name, quota.limit, quota.period_us, rule.growth, rule.longest_us)
     if rule.span is not None and rule.timezone is not None:
         return Calendar(rule.name, quota.limit, rule.span, rule.timezone)
     return _token_bucket(rule, quota)
@@ -62,6 +68,8 @@ def is_state(algorithm: Algorithm, numbers: State) -> bool:
         has_size = size >= 3 and size % 2 == 1
     elif isinstance(algorithm, Concurrent):
         has_size = size >= 5 and size % 3 == 2
+    elif isinstance(algorithm, Penalty):
+        has_size = size == 5
     else:
         has_size = size == 3
     return (

@@ -1,4 +1,4 @@
-"""The interface of algorithms, and the joint decision of several algorithms.
+"""The interface of algorithms.
 
 Rules of this package: no clock, no I/O, no locks, no logging. Every number is a whole number; time is an
 argument, in microseconds. These functions are the reference: Lua and SQL are ports of them, step by step.
@@ -12,7 +12,6 @@ Time that goes backwards grants nothing: each algorithm replaces a time before i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -121,42 +120,6 @@ class Limited:
         self: Algorithm, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
     ) -> tuple[State | None, Verdict]:
         return moved(self, state, receipt, now, cost, birth)
-
-
-def decide_all(
-    algorithms: Sequence[Algorithm],
-    states: Sequence[State | None],
-    now: int,
-    costs: Sequence[int],
-    birth: int,
-    replaces: Sequence[Receipt | None] | None = None,
-) -> tuple[Sequence[State | None], list[Verdict]]:
-    """Decide several rules together: all are charged, or none.
-
-    Each rule has its cost, and may have a receipt whose units it gives back first. Returns the states after the call (the
-    identical sequence if there is nothing to write) and a verdict per rule. If another rule refuses, the verdict of a rule
-    that would have admitted shows its figures without this call.
-    """
-    after: list[State | None] = []
-    verdicts: list[Verdict] = []
-    for algorithm, state, cost, receipt in zip(
-        algorithms, states, costs, replaces or (None,) * len(states), strict=True
-    ):
-        new_state, verdict = (
-            algorithm.decide(state, now, cost, birth)
-            if receipt is None
-            else algorithm.move(state, receipt, now, cost, birth)
-        )
-        after.append(new_state)
-        verdicts.append(verdict)
-    if all(verdict.allowed for verdict in verdicts):
-        return after, verdicts
-    if len(verdicts) == 1:
-        return states, verdicts
-    return states, [
-        algorithm.decide(state, now, 0, birth)[1] if verdict.allowed else verdict
-        for algorithm, state, verdict in zip(algorithms, states, verdicts, strict=True)
-    ]
 
 
 def check_countable(count: int, cost: int, name: str) -> None:

@@ -97,6 +97,8 @@ class LimiterEncoder:
             "tier": request.tier,
             "quota": packed_quotas(self._rules, request.quotas),
         }
+        if self._units.has_penalties and not request.is_final:
+            members["final"] = False  # older servers do not know it, so only with a penalty
         question = limiter_request(self._limiter, _PATHS[request.operation], members)
         if request.operation == "record":
             return question, self._read_recorded
@@ -129,7 +131,7 @@ class LimiterEncoder:
         if len(set(costs)) == 1 and not self._units.has_places:
             return costs[0]
         every = zip(self._rules, costs, strict=True)
-        return {rule.unit: cost for rule, cost in every if rule.kind != "concurrent"}
+        return {rule.unit: cost for rule, cost in every if rule.is_rate}
 
     def _check_cost(self, cost: Costs) -> None:
         for units in cost if isinstance(cost, tuple) else (cost,):

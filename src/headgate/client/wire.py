@@ -270,6 +270,16 @@ def _read_rule(body: dict[str, Any]) -> Rule:
         return concurrent(body["quota"], lease=body["lease"], **own)
     if body["kind"] == "calendar":
         return calendar(body["quota"], timezone=body["timezone"], **own)
+    if body["kind"] == "penalty":
+        longest = None if body["growth"] == 1 else to_microseconds(body["longest"])
+        return make_rule(
+            "penalty",
+            body["quota"],
+            body["scope"],
+            name=body["name"],
+            growth=body["growth"],
+            longest_us=longest,
+        )
     return make_rule(body["kind"], body["quota"], buckets=body["buckets"], strict=body["strict"], **own)
 
 

@@ -299,7 +299,7 @@ def released(asked: Asked, cost: Cost) -> Asked:
 
 def _without(decision: Decision, costs: Sequence[int]) -> Decision:
     verdicts = [
-        verdict._replace(remaining=min(verdict.limit, verdict.remaining + cost))
+        verdict._replace(remaining=max(verdict.remaining, min(verdict.limit, verdict.remaining + cost)))
         for verdict, cost in zip(decision.verdicts, costs, strict=True)
     ]
     return Decision.make(decision.names, verdicts, degraded=decision.degraded)
@@ -364,6 +364,7 @@ def _policy_item(string: str, rule: Rule, quota: Quota) -> str:
     limit = min(quota.limit, LARGEST_INTEGER)
     item = f"{string};q={limit}" if string else f"{limit}"
     unit = f"concurrent-{rule.unit}" if rule.kind == "concurrent" else rule.unit
+    unit = "refusals" if rule.kind == "penalty" else unit
     if string and unit != REQUESTS:
         item = f"{item};qu={_string(wire_name(unit))}"
     seconds, fraction = divmod(quota.period_us, MICROSECONDS)
@@ -378,7 +379,9 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[str]) -> str:
     if len(strings) != len(decision.names):
         strings = [_string(name) for name in names_in(decision, ())]
     items = []
-    for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.fields):
+    for index, (allowed, limit, left, retry_us, reset_us) in enumerate(decision.fields):
+        if left > limit:
+            continue  # a penalty that does not refuse
         is_final = retry_us is None and not allowed
         items.append(_left_item(strings[index], left, None if is_final else reset_us, wait))
     return ", ".join(items)

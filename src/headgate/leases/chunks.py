@@ -275,6 +275,10 @@ def leased_rules(
             raise ConfigError(
                 f"rule {rule.name!r} is concurrent: its places are held one by one and cannot be leased"
             )
+        if rule.kind == "penalty":
+            raise ConfigError(
+                f"rule {rule.name!r} is a penalty: it counts every refusal, so calls cannot be leased"
+            )
         if lease_us * SHORTEST_PERIODS > rule.quota.period_us:
             longest = format_period(rule.quota.period_us // SHORTEST_PERIODS // MILLISECOND * MILLISECOND)
             raise ConfigError(

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import gcd
 from typing import Literal, NamedTuple
 
-from headgate.algorithms import Algorithm, algorithm_for
+from headgate.algorithms import Algorithm, Penalty, algorithm_for, limit_of
 from headgate.costs import Costs
 from headgate.decision import Decision, Verdict
 from headgate.errors import (
@@ -185,6 +185,7 @@ class FallbackLimiter:
 
     def _for_local(self, request: Request) -> Request:
         """Return the request for local memory: with a share of the caller's quotas, and its local receipts."""
+        request = request.as_attempt()  # its refusals do not count for penalties
         if request.replaces is not None:
             request = request.replacing(_local_part(request.replaces))
         if request.quotas is None or not isinstance(self._policy, Local):
@@ -247,10 +248,12 @@ def _open(algorithm: Algorithm, cost: int) -> Verdict:
     """Admit as if nothing had been counted; a rule with the limit 0 still refuses."""
     if cost and not algorithm.capacity:
         return Verdict(False, 0, 0, None, None)
-    return Verdict(True, algorithm.capacity, algorithm.capacity - cost, None, 0)
+    return Verdict(True, limit_of(algorithm), algorithm.capacity - cost, None, 0)
 
 
 def _closed(algorithm: Algorithm, cost: int, pause_us: int) -> Verdict:
+    if isinstance(algorithm, Penalty):
+        return _open(algorithm, cost)
     if not cost:
         return Verdict(True, algorithm.capacity, 0, None, None)
     return Verdict(False, algorithm.capacity, 0, pause_us if algorithm.capacity else None, None)
@@ -266,6 +269,8 @@ def _shared(rule: Rule, share: Fraction) -> Rule:
 
 
 def _share_of(rule: Rule, quota: Quota, share: Fraction) -> Quota:
+    if rule.kind == "penalty":
+        return quota
     limit = int(quota.limit * share)
     burst = None if quota.burst is None else int(quota.burst * share)
     if limit == 0 or burst == 0:

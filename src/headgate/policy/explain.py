@@ -81,6 +81,8 @@ def _rule(rule: Rule) -> str:
     note = _NOTES.get(rule.kind, "")
     if rule.kind == "concurrent":
         note = f"a place that is not renewed is freed after {format_period(rule.quota.period_us)}"
+    elif rule.kind == "penalty" and rule.growth > 1:
+        note = f"the next one is {rule.growth} times as long, up to {format_period(rule.longest_us)}"
     note = f" ({note})" if note else ""
     return f"{in_words(rule)}{note}{tiers}  [{rule.name}]"
 
@@ -98,6 +100,8 @@ def _quota(rule: Rule, quota: Quota) -> str:
             return f"at most {units} held at once"
         case "calendar":
             return f"at most {units} in a calendar {rule.span} of {rule.timezone}"
+        case "penalty":
+            return f"nothing for {format_period(quota.period_us)} after {units} refusals within that time"
     return f"at most {units} in any {period}"
 
 

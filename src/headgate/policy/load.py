@@ -16,6 +16,7 @@
       { quota = "20000/minute", unit = "tokens" },                              # requests by default
       { kind = "concurrent", quota = 5, lease = "60s", tiers = { pro = 20 } },  # at most 5 holds at once
       { kind = "calendar", quota = "10000/month", timezone = "Europe/Berlin" }, # UTC by default
+      { kind = "penalty", quota = "3/15m", growth = 2, longest = "1d" },        # after 3 refusals, nothing for 15 minutes
     ]
     default_tier = "free"
     on_store_error = "open"          # or "closed", or { local = 0.25 }
@@ -74,7 +75,16 @@ from headgate.policy.model import (
 from headgate.policy.positions import Path, positions
 from headgate.policy.proxies import ENVOY_KEYS, GATE_KEYS, read_envoy, read_gate
 from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, period_from
-from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
+from headgate.rules import (
+    DEFAULT_BUCKETS,
+    REQUESTS,
+    SHARED,
+    Kind,
+    Rule,
+    check_penalties,
+    make_rule,
+    rules_from,
+)
 from headgate.stores import check_url
 from headgate.stores.base import check_deadline
 
@@ -92,6 +102,8 @@ _RULE_KEYS = {
     "strict",
     "lease",
     "timezone",
+    "growth",
+    "longest",
     "shadow",
 }
 _KEYS_OF_ONE_KIND: dict[str, Kind] = {
@@ -99,6 +111,8 @@ _KEYS_OF_ONE_KIND: dict[str, Kind] = {
     "strict": "sliding_window",
     "lease": "concurrent",
     "timezone": "calendar",
+    "growth": "penalty",
+    "longest": "penalty",
 }
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
@@ -215,6 +229,7 @@ class _PolicyReader:
             (shadow if is_shadow else live).extend((rule, self._source_of(place)) for rule in parsed)
         given = [*live, *shadow]
         named = table.trying(lambda: rules_from([rule for rule, _ in given]), "rules")
+        table.trying(lambda: check_penalties(named[: len(live)]), "rules")
         sources = {rule.name: source for rule, (_, source) in zip(named, given, strict=True)}
         return LimiterPolicy(
             name=name,
@@ -246,6 +261,15 @@ class _PolicyReader:
         strict = table.flag("strict", True)
         timezone = table.timezone() if kind == "calendar" else None
         unit = table.text("unit", REQUESTS)
+        if kind == "penalty" and table.flag("shadow", False):
+            raise table.error(
+                "a penalty counts the refusals of live rules, so it cannot be a shadow rule", "shadow"
+            )
+        longest_us = None
+        if "longest" in table.values:
+            longest_us = table.trying(
+                lambda: period_from(table.values["longest"], "longest penalty"), "longest"
+            )
         rule = table.trying(
             lambda: make_rule(
                 kind,
@@ -257,6 +281,8 @@ class _PolicyReader:
                 unit=unit,
                 span=span,
                 timezone=timezone,
+                growth=table.values.get("growth", 1),
+                longest_us=longest_us,
             )
         )
         given = table.section("tiers")

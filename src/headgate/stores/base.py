@@ -30,6 +30,7 @@ from headgate.errors import ConfigError, CostTooHigh, StoreConflict, StoreUnavai
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS, Quota, Quotas
 from headgate.rules import DEFAULT_BUCKETS, Rule
+from headgate.stores.penalties import watched_by, watching
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -257,6 +258,7 @@ class Tiers(Generic[T]):
     ) -> None:
         self._rules = rules
         self._shared = shared
+        self._watched = watched_by(rules)
         known = {tier for rule in rules for tier in rule.tiers}
         own, by_tier = self._algorithms(None), {tier: self._algorithms(tier) for tier in known}
         everyone = [a.capacity for algorithms in (own, *by_tier.values()) for a in algorithms]
@@ -290,12 +292,14 @@ class Tiers(Generic[T]):
         return self.of(request.tier, request.quotas)
 
     def _algorithms(self, tier: str | None, quotas: Quotas | None = None) -> tuple[Algorithm, ...]:
-        algorithms = []
+        algorithms: list[Algorithm] = []
         for rule, own in zip(self._rules, quotas or (None,) * len(self._rules), strict=True):
             quota = own or rule.quota_for(tier)
             if self._shared:
                 check_entries(rule, quota)
             algorithms.append(algorithm_for(rule, quota))
+        for i, watched in self._watched.items():
+            algorithms[i] = watching(algorithms[i], watched)
         return tuple(algorithms)
 
 
@@ -340,7 +344,7 @@ def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
             )
         quota = own or rule.quota_for(request.tier)
         capacity = quota.limit if quota.burst is None else quota.burst
-        if cost > capacity > 0 and request.operation not in ("record", "renew"):
+        if cost > capacity > 0 and request.operation not in ("record", "renew") and rule.kind != "penalty":
             raise CostTooHigh(cost, capacity, rule.name, rule.unit)
 
 

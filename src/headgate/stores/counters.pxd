@@ -5,7 +5,7 @@ from cpython cimport time
 from libc.stdint cimport int64_t
 
 from headgate.decision cimport Decision, decision_of, new_decision
-from headgate.stores.meters cimport Meter, MeterState
+from headgate.stores.meters cimport Meter, MeterState, PenaltyMeter
 from headgate.stores.request cimport Request
 
 cdef int SHARDS, LAST_SHARD, NEW_KEYS_PER_CHECK, CHECKED_FOR_NEW_KEYS, CHECKED_WHEN_FULL
@@ -67,7 +67,7 @@ cdef class MemoryGate:
                    slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, used=int64_t)
     cdef tuple decide_alone(self, Request request, tuple slots, tuple keys, int64_t units)
     @cython.locals(slot=Slot)
-    cdef Decision decision(self, tuple slots)
+    cdef Decision decision(self, Request request, tuple slots, int64_t at)
     @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
     @cython.locals(counters=Counters, slot=Slot, state=MeterState, room=int64_t, overflowed=bint, admitted=bint)
@@ -85,3 +85,14 @@ cdef class MemoryGate:
     cpdef refund_alone(self, tuple receipts, cost, now)
     @cython.locals(slot=Slot, state=MeterState)
     cpdef reset_alone(self, tuple keys)
+
+cdef class PenaltyGate(MemoryGate):
+    cdef readonly dict watched
+    @cython.locals(slot=Slot)
+    cdef Decision decision(self, Request request, tuple slots, int64_t at)
+    @cython.locals(slot=Slot)
+    cdef bint is_refused_by(self, tuple slots, tuple places) except -1
+    @cython.locals(table=Table, counters=Counters, state=MeterState, birth=int64_t, meter=PenaltyMeter)
+    cdef count_refusal(self, Slot slot, int64_t at, now)
+    @cython.locals(slot=Slot)
+    cdef tuple charge(self, tuple slots, int64_t at, now, bint holds)

@@ -41,7 +41,8 @@ from headgate.stores.base import (
     release_if_owned,
     while_locked,
 )
-from headgate.stores.meters import Meter, MeterState, meter_for
+from headgate.stores.meters import Meter, MeterState, PenaltyMeter, meter_for
+from headgate.stores.penalties import watched_by, with_penalty_costs
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -364,9 +365,9 @@ class MemoryGate:
         receipts = self.charge(slots, at, now, holds) if charged else None
         for slot in slots:
             slot.judge(at, admitted, charged)
-        return self.decision(slots), receipts
+        return self.decision(request, slots, at), receipts
 
-    def decision(self, slots: tuple[Slot, ...]) -> Decision:
+    def decision(self, request: Request, slots: tuple[Slot, ...], at: int) -> Decision:
         """Return the joint decision of all rules.
 
         If another rule refuses, the figures of an admitting rule are those without this call.
@@ -539,6 +540,68 @@ class MemoryGate:
             state = slot.table.get(keys[slot.place])
             if state is not None:
                 slot.meter.clear(state)
+
+
+class PenaltyGate(MemoryGate):
+    """A gate with penalties among its rules."""
+
+    def __init__(self, counters: Counters, limiter: str, rules: tuple[Rule, ...]) -> None:
+        super().__init__(counters, limiter, rules)
+        self.watched: dict[int, tuple[int, ...]] = watched_by(rules)
+        """By the index of each penalty, the rules whose refusals it counts."""
+
+    def decide(self, request: Request) -> Answer:
+        return MemoryGate.decide(self, with_penalty_costs(self.rules, request))
+
+    def decision(self, request: Request, slots: tuple[Slot, ...], at: int) -> Decision:
+        if request.is_punishable:
+            for place, watched in self.watched.items():
+                if slots[place].is_free and self.is_refused_by(slots, watched):
+                    self.count_refusal(slots[place], at, request.now)
+        return MemoryGate.decision(self, request, slots, at)
+
+    def is_refused_by(self, slots: tuple[Slot, ...], places: tuple[int, ...]) -> bool:
+        """Return whether one of these rules refused; a limit of 0, which refuses without an end, does not matter."""
+        for place in places:
+            slot = slots[place]
+            if not slot.is_free and slot.retry_after != NEVER:
+                return True
+        return False
+
+    def count_refusal(self, slot: Slot, at: int, now: int | None) -> None:
+        """Count a refusal in a penalty; not in the overflow state, because a penalty must not be shared by strangers."""
+        table, counters, state = slot.table, self.counters, slot.state
+        if state is table.overflow:
+            return
+        if state is table.blank:
+            if counters.keys >= counters.max_keys:
+                return
+            state = table.add(slot.key, counters.now() if now is not None else at)
+            slot.state = state
+        birth = counters.births + 1
+        counters.births = birth
+        meter: PenaltyMeter = slot.meter  # type: ignore[assignment]  # the meter of a penalty
+        meter.count(state, at, birth)
+        if now is not None or table.kept:
+            table.set_expiry(state, now)
+        slot.used = meter.used(state, at)
+        slot.judge(at, False, False)
+
+    def charge(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
+        """Charge the other rules."""
+        others: list[Slot] = []
+        for slot in slots:
+            if slot.place in self.watched:
+                slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, 0)
+            else:
+                others.append(slot)
+        taken = MemoryGate.charge(self, tuple(others), at, now, holds)
+        if taken is None:
+            return None
+        receipts = list(taken)
+        for place in self.watched:  # in ascending order
+            receipts.insert(place, (slots[place].key, ()))
+        return tuple(receipts)
 
 
 class ImmediateGate:

@@ -14,7 +14,8 @@ from headgate.errors import StoreError
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, AsyncNotes, Closing, Gate, Guarantees, HeldInForks, check_note
-from headgate.stores.counters import Counters, ImmediateGate, MemoryGate
+from headgate.stores.counters import Counters, ImmediateGate, MemoryGate, PenaltyGate
+from headgate.stores.penalties import has_penalty
 
 DEFAULT_MAX_KEYS = 1_000_000
 DEFAULT_MAX_NOTES = 200_000
@@ -62,7 +63,8 @@ class MemoryStore(Closing):
         return self
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        return MemoryGate(self._counters, limiter, rules)
+        gate = PenaltyGate if has_penalty(rules) else MemoryGate
+        return gate(self._counters, limiter, rules)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None

@@ -185,5 +185,22 @@ cdef class BucketMeter(Meter):
 cdef class ClosedMeter(BucketMeter):
     pass
 
+cdef class PenaltyState(MeterState):
+    cdef int64_t start, refusals, end, duration
+
+cdef class PenaltyMeter(Meter):
+    cdef int64_t period
+    @cython.locals(state=PenaltyState)
+    cdef clear(self, MeterState s)
+    @cython.locals(state=PenaltyState)
+    cdef int64_t used(self, MeterState s, int64_t now) except? -1
+    cdef count(self, MeterState s, int64_t now, int64_t birth)
+    @cython.locals(state=PenaltyState)
+    cdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    @cython.locals(state=PenaltyState)
+    cdef as_tuple(self, MeterState s)
+    @cython.locals(state=PenaltyState, birth=int64_t, start=int64_t, refusals=int64_t, end=int64_t, duration=int64_t)
+    cdef load(self, MeterState s, tuple numbers)
+
 # Of numbers of Python's own: the product may have 88 bits.
 cdef int64_t converted(object level, object part, object old_part) except? -1

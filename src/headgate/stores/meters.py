@@ -21,6 +21,7 @@ from headgate.algorithms import (
     Calendar,
     Concurrent,
     FixedWindow,
+    Penalty,
     Receipt,
     SlidingWindow,
     State,
@@ -955,6 +956,84 @@ class ClosedMeter(BucketMeter):
         return
 
 
+class PenaltyState(MeterState):
+    """The numbers of a penalty's state, as in the pure functions."""
+
+    __slots__ = ("duration", "end", "refusals", "start")
+
+    def __init__(self) -> None:
+        self.birth = 0
+        self.start: int = 0
+        self.refusals: int = 0
+        self.end: int = 0
+        self.duration: int = 0
+
+
+class PenaltyMeter(Meter):
+    """Refusals by other rules; while a penalty is in force, all parts are in use."""
+
+    __slots__ = ("period",)
+
+    def __init__(self, rule: Penalty) -> None:
+        super().__init__(rule)
+        self.limit = rule.limit
+        self.period: int = rule.duration
+
+    def new(self) -> MeterState:
+        return PenaltyState()
+
+    def clear(self, s: MeterState) -> None:
+        state: PenaltyState = s  # type: ignore[assignment]
+        state.birth = 0
+        state.start = 0
+        state.refusals = 0
+        state.end = 0
+        state.duration = 0
+
+    def used(self, s: MeterState, now: int) -> int:
+        state: PenaltyState = s  # type: ignore[assignment]
+        if state.end > now:
+            return self.most
+        return state.refusals if state.start + self.period > now else 0
+
+    def count(self, s: MeterState, now: int, birth: int) -> None:
+        """Count a refusal by another rule."""
+        rule: Penalty = self.algorithm  # type: ignore[assignment]
+        self.load(s, rule.count(self.as_tuple(s), now, birth))
+
+    def free_at(self, s: MeterState, now: int, excess: int) -> int:
+        state: PenaltyState = s  # type: ignore[assignment]
+        return state.end
+
+    def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
+        return max(now, self.fresh_at(s))
+
+    def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
+        return
+
+    def check_countable(self, used: int, cost: int) -> None:
+        return
+
+    def fresh_at(self, s: MeterState) -> int:
+        numbers = self.as_tuple(s)
+        return 0 if numbers is None else self.algorithm.fresh_at(numbers)
+
+    def as_tuple(self, s: MeterState) -> State | None:
+        state: PenaltyState = s  # type: ignore[assignment]
+        if not state.birth:
+            return None
+        return state.birth, state.start, state.refusals, state.end, state.duration
+
+    def load(self, s: MeterState, numbers: State) -> None:
+        state: PenaltyState = s  # type: ignore[assignment]
+        birth, start, refusals, end, duration = numbers
+        state.birth = birth
+        state.start = start
+        state.refusals = refusals
+        state.end = end
+        state.duration = duration
+
+
 def converted(level: int, part: int, old_part: int) -> int:
     """Return a level in other parts, rounded up; above `MAX_UNITS` if too large.
 
@@ -978,4 +1057,6 @@ def meter_for(algorithm: Algorithm) -> Meter:
             return CalendarMeter(algorithm)
         case Concurrent():
             return ConcurrentMeter(algorithm)
+        case Penalty():
+            return PenaltyMeter(algorithm)
     raise AssertionError(f"no meter for {algorithm!r}")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from headgate.algorithms import Algorithm, Calendar, Concurrent, FixedWindow, SlidingWindow, TokenBucket
+from headgate.algorithms import (
+    Algorithm,
+    Calendar,
+    Concurrent,
+    FixedWindow,
+    Penalty,
+    SlidingWindow,
+    TokenBucket,
+)
 from headgate.calendars import edges_around
 from headgate.clock import Clock, WallClock
 from headgate.quota import MAX_UNITS
 
 PortParameters = tuple[int, int, int, int, int]
+
+_GROWTH_BITS = 7
+"""The growth of a penalty takes this many bits; those above it are one per rule that it watches."""
 
 
 def port_parameters(algorithm: Algorithm, now: int) -> tuple[PortParameters, int, int]:
@@ -31,6 +42,9 @@ def port_parameters(algorithm: Algorithm, now: int) -> tuple[PortParameters, int
             return (3, burst, n, d, tick), 0, MAX_UNITS
         case Concurrent(_, limit, lease):
             return (4, limit, lease, 0, 0), 0, MAX_UNITS
+        case Penalty(_, limit, duration, growth, longest, watched):
+            bits = sum(1 << index for index in watched)
+            return (6, limit, duration, bits << _GROWTH_BITS | growth, longest), 0, MAX_UNITS
     raise AssertionError(f"no port of {algorithm!r}")
 
 

@@ -25,9 +25,10 @@ class Request:
         quotas: Quotas per rule that replace those of the tier.
         replaces: Receipts of a hold whose units are given back first, in the same step; a refusal changes nothing. For a
             `renew`: the receipts of the leases, which stay valid.
+        is_final: Whether penalties count a refusal; false for an attempt that is repeated.
     """
 
-    __slots__ = ("cost", "key", "now", "operation", "quotas", "replaces", "tier")
+    __slots__ = ("cost", "is_final", "key", "now", "operation", "quotas", "replaces", "tier")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Request:
         now: int | None = None,
         quotas: Quotas | None = None,
         replaces: Receipts | None = None,
+        is_final: bool = True,
     ) -> None:
         self.operation: Operation = operation
         self.key = key
@@ -47,11 +49,17 @@ class Request:
         self.now = now
         self.quotas = quotas
         self.replaces = replaces
+        self.is_final: bool = is_final
 
     @property
     def charges(self) -> bool:
         """Whether the cost is above 0."""
         return any(self.cost) if isinstance(self.cost, tuple) else self.cost > 0
+
+    @property
+    def is_punishable(self) -> bool:
+        """Whether penalties count its refusal: a hit or a new hold that is not repeated."""
+        return self.is_final and self.operation in ("hit", "hold") and self.replaces is None
 
     @property
     def is_given_up(self) -> bool:
@@ -71,26 +79,42 @@ class Request:
         """Return the request with this time, unless it has a time already."""
         if self.now is not None:
             return self
-        return Request(self.operation, self.key, self.cost, self.tier, now, self.quotas, self.replaces)
+        return Request(
+            self.operation, self.key, self.cost, self.tier, now, self.quotas, self.replaces, self.is_final
+        )
 
     def for_key(self, key: Key | None, tier: str | None) -> Request:
         """Return the request with another key and tier."""
-        return Request(self.operation, key, self.cost, tier, self.now, self.quotas, self.replaces)
+        return Request(
+            self.operation, key, self.cost, tier, self.now, self.quotas, self.replaces, self.is_final
+        )
 
     def with_costs(self, costs: Costs) -> Request:
         """Return the request with other costs."""
-        return Request(self.operation, self.key, costs, self.tier, self.now, self.quotas, self.replaces)
+        return Request(
+            self.operation, self.key, costs, self.tier, self.now, self.quotas, self.replaces, self.is_final
+        )
 
     def replacing(self, receipts: Receipts | None) -> Request:
         """Return the request with other receipts to replace."""
-        return Request(self.operation, self.key, self.cost, self.tier, self.now, self.quotas, receipts)
+        return Request(
+            self.operation, self.key, self.cost, self.tier, self.now, self.quotas, receipts, self.is_final
+        )
 
     def with_quotas(self, quotas: Quotas | None) -> Request:
         """Return the request with these quotas, or unchanged for `None`."""
         if quotas is None:
             return self
         costs = self.costs(len(quotas))
-        return Request(self.operation, self.key, costs, self.tier, self.now, quotas, self.replaces)
+        return Request(
+            self.operation, self.key, costs, self.tier, self.now, quotas, self.replaces, self.is_final
+        )
+
+    def as_attempt(self) -> Request:
+        """Return the request for an attempt that is repeated, whose refusal no penalty counts."""
+        return Request(
+            self.operation, self.key, self.cost, self.tier, self.now, self.quotas, self.replaces, False
+        )
 
     def __repr__(self) -> str:
         more = f", {self.quotas}, {self.replaces}" if self.quotas or self.replaces else ""
@@ -109,4 +133,5 @@ def new_request(
     request.now = now
     request.quotas = None
     request.replaces = None
+    request.is_final = True
     return request

@@ -200,18 +200,20 @@ class _SQLiteGate:
         birth, costs = self._new_birth(), request.costs(len(rows))
         replaces = [receipt or None for _, receipt in request.replaces or ()] or [None] * len(rows)
         states = [_load(connection, *each) for each in zip(rows, algorithms, strict=True)]
-        after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
+        after, verdicts = decide_all(
+            algorithms, states, at, costs, birth, replaces, is_final=request.is_punishable
+        )
         decision = Decision.make(self._names, verdicts)
-        if request.operation == "peek" or not decision.allowed:
+        if request.operation == "peek":
             return decision, None
         receipts: list[tuple[object, Receipt]] = []
         for i, (algorithm, row, cost) in enumerate(zip(algorithms, rows, costs, strict=True)):
             before, state = states[i], after[i]
-            if request.operation == "hold":
+            if request.operation == "hold" and decision.allowed:
                 receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
             if state is not before:
                 self._store.save(connection, row, algorithm, state, request.now)
-        return decision, tuple(receipts) if receipts and request.charges else None
+        return decision, tuple(receipts) if any(receipt for _, receipt in receipts) else None
 
     def _record(
         self,

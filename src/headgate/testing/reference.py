@@ -86,9 +86,11 @@ class _ReferenceGate:
         states = [self._store.load(place) for place in places]
         replaces = [receipt or None for _, receipt in request.replaces or ()] or None
         at, birth = self._now(request.now), next(self._store.births)
-        after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
+        after, verdicts = decide_all(
+            algorithms, states, at, costs, birth, replaces, is_final=request.is_punishable
+        )
         decision = Decision.make(self._names, verdicts)
-        if request.operation == "peek" or not decision.allowed:
+        if request.operation == "peek":
             return decision, None
         receipts = []
         for place, before, state, algorithm, cost in zip(
@@ -96,9 +98,9 @@ class _ReferenceGate:
         ):
             if state is not before:
                 self._store.save(place, state, algorithm)
-            if request.operation == "hold":
+            if request.operation == "hold" and decision.allowed:
                 receipts.append((place, algorithm.receipt(before, state, cost) if state and cost else ()))
-        return decision, tuple(receipts) if receipts and any(costs) else None
+        return decision, tuple(receipts) if any(receipt for _, receipt in receipts) else None
 
     def _record(self, request: Request, algorithms: Sequence[Algorithm], places: Sequence[StateId]) -> None:
         birth, at, costs = next(self._store.births), self._now(request.now), request.costs(len(algorithms))

@@ -22,7 +22,8 @@ Operations without an answer (settle, record, reset) have no `verdicts`; a cost,
 are left out. A cost is a number, or an object by unit. The cost of a settle or confirm is the final cost of the hold. For a
 settle it may exceed the held units; the excess is then recorded. A confirm without a cost confirms all held units.
 
-The period of a concurrent rule is its lease. A calendar rule also has a span and a time zone.
+The period of a concurrent rule is its lease. A calendar rule also has a span and a time zone. The limit of a penalty is a
+number of refusals, and its period the duration; it may have `growth` and `longest_us`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Scenario:
     @property
     def features(self) -> frozenset[str]:
         """The features that a store needs for this scenario, besides counting rates."""
-        found = set(self.kinds) & {"concurrent", "calendar"}
+        found = set(self.kinds) & {"concurrent", "calendar", "penalty"}
         if any(isinstance(step.cost, Mapping) for step in self.steps):
             found.add("units")
         if any(step.op in ("confirm", "renew") for step in self.steps):

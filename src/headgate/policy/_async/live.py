@@ -135,9 +135,16 @@ class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
     """
 
     async def _take(
-        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+        is_final: bool = True,
     ) -> AsyncHold:
-        return await self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
+        # gate and holds of one version
+        return await self._version._take(key, cost, tier, quota, now, is_final)
 
 
 class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):

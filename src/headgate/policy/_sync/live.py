@@ -114,9 +114,16 @@ class PolicyLimiter(ReloadingLimiter[Version], Limiter):
     """
 
     def _take(
-        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+        is_final: bool = True,
     ) -> Hold:
-        return self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
+        # gate and holds of one version
+        return self._version._take(key, cost, tier, quota, now, is_final)
 
 
 class LivePolicy(Watched[PolicyLimiter]):

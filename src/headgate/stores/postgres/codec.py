@@ -14,7 +14,7 @@ from functools import cache
 from struct import Struct
 from typing import NamedTuple
 
-from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
+from headgate.algorithms import Algorithm, Calendar, Penalty, Receipt, TokenBucket, limit_of
 from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
 from headgate.quota import MAX_UNITS
@@ -22,8 +22,8 @@ from headgate.stores.base import RECORDED, Answer, Receipts
 from headgate.stores.port_parameters import ServerTime, port_parameters
 from headgate.stores.request import Request
 
-PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
-"""Operations; a move is a hold that replaces another, or a renewal."""
+PEEK, HIT, RECORD, REFUND, RESET, MOVE, FINAL_HIT = range(7)
+"""Operations; a move is a hold that replaces another, or a renewal; penalties count the refusal of a final hit."""
 
 PER_RULE = 9
 """Numbers in a reply for each rule of a request that decides."""
@@ -114,7 +114,7 @@ class StateCall:
 
     def new_states(self, reply: Reply) -> int:
         """Return the number of states that the request created."""
-        if self.operation not in (HIT, RECORD, MOVE):
+        if self.operation not in (HIT, RECORD, MOVE, FINAL_HIT):
             return 0
         return reply[BIRTH::PER_RULE].count(self.birth)
 
@@ -235,7 +235,7 @@ class PostgresPlan:
         self._names = names
         self._server_time = server_time
         self.algorithms = algorithms
-        self._limits = [(0, True) if _is_off(a) else (a.capacity, False) for a in algorithms]
+        self._limits = [(0, True) if _is_off(a) else (limit_of(a), False) for a in algorithms]
         self.is_timeless = not any(isinstance(algorithm, Calendar) for algorithm in algorithms)
         self.shapes = self._shapes_at(0)
 
@@ -321,6 +321,8 @@ class PostgresPlan:
             elif isinstance(algorithm, TokenBucket):
                 shape = (algorithm.n, algorithm.d, algorithm.burst)
                 receipts.append((key, (*reply[place : place + 5], *shape, cost)))
+            elif isinstance(algorithm, Penalty):
+                receipts.append((key, ()))
             else:
                 receipts.append((key, (*reply[place : place + 2], cost)))
         return tuple(receipts)

@@ -9,8 +9,10 @@ from headgate.costs import Costs
 from headgate.keys import Key, storage_keys
 from headgate.rules import Rule
 from headgate.stores.base import Answer, Births, Receipts, Tiers, given_back
+from headgate.stores.penalties import has_penalty, with_penalty_costs
 from headgate.stores.port_parameters import ServerTime
 from headgate.stores.postgres.codec import (
+    FINAL_HIT,
     HIT,
     MOVE,
     PEEK,
@@ -37,6 +39,8 @@ class PostgresOperations:
     ) -> None:
         self._clock = clock
         self._server_time = ServerTime()
+        self._rules = rules
+        self._has_penalty = has_penalty(rules)
         names = tuple(rule.name for rule in rules)
         self._tiers = Tiers(rules, partial(PostgresPlan, names, self._server_time), shared=True)
         self._keys = storage_keys(namespace, limiter, rules)
@@ -49,9 +53,13 @@ class PostgresOperations:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
             CostTooHigh: The cost is above a limit, so that waiting does not help.
         """
+        if self._has_penalty:
+            request = with_penalty_costs(self._rules, request)
         plan = self._tiers.for_request(request)
         keys = self._keys(request.key)
         operation = _OPERATIONS[request.operation] if request.charges else PEEK
+        if self._has_penalty and operation == HIT and request.is_punishable:
+            operation = FINAL_HIT
         receipts: tuple[bytes, ...] = ()
         if request.replaces is not None:
             operation, receipts = MOVE, plan.replaced(request.replaces)

@@ -22,8 +22,9 @@ from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key, PlainKey, key_picker, storage_key, storage_keys, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts
+from headgate.stores.penalties import with_penalty_costs
 from headgate.stores.redis.codec import Operation, RedisPlan, Reply, ScriptCall, reset
-from headgate.stores.redis.operations import OPERATIONS, RedisOperations, StateKeys
+from headgate.stores.redis.operations import OPERATIONS, StateKeys, operations_for
 from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.peer import FAILURES
 from headgate.stores.request import Request
@@ -66,7 +67,8 @@ class ClusterOperations:
     def __init__(
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, tag: Tag, clock: Clock | None, send: Send
     ) -> None:
-        self._single = RedisOperations(rules, tagged_keys(namespace, limiter, rules, tag), clock)
+        self._rules = rules
+        self._single = operations_for(rules, tagged_keys(namespace, limiter, rules, tag), clock)
         self._spreads = tag == "key" and len({rule.scope for rule in rules}) > 1
         self._send = send
 
@@ -84,6 +86,7 @@ class ClusterOperations:
         return decode((yield from self._send(call)))
 
     def _decide(self, request: Request) -> Steps[Answer]:
+        request = with_penalty_costs(self._rules, request)
         plan, now = self._single.plans.for_request(request), self._single.at(request.now)
         parts = _parts(plan, self._single.keys(request.key), plan.costs(request.cost))
         if request.operation == "record":
@@ -94,7 +97,7 @@ class ClusterOperations:
             operation = OPERATIONS[request.operation]
             decision, receipts = yield from self._move(plan, parts, operation, request.replaces, now)
         else:
-            decision, receipts = yield from self._charge(plan, parts, now)
+            decision, receipts = yield from self._charge(plan, parts, now, request.is_punishable)
         return decision, receipts if request.operation == "hold" else None
 
     def _record(self, parts: Sequence[Part], now: int | None) -> Steps[Answer]:
@@ -104,13 +107,16 @@ class ClusterOperations:
                 part.plan.recorded(part.costs, reply)
         return RECORDED
 
-    def _charge(self, plan: RedisPlan, parts: list[Part], now: int | None) -> Steps[Answer]:
-        """Charge all parts or none."""
+    def _charge(
+        self, plan: RedisPlan, parts: list[Part], now: int | None, is_punishable: bool
+    ) -> Steps[Answer]:
+        """Charge all parts or none. Penalties count only the refusal of the first part that refuses."""
         verdicts: dict[int, Fields] = {}
         charged: list[tuple[Part, Receipts]] = []
         try:
             for part in parts:
-                reply = yield from self._send(part.plan.decide(Operation.HOLD, part.keys, part.costs, now))
+                hold = Operation.FINAL_HOLD if is_punishable and part.plan.has_penalty else Operation.HOLD
+                reply = yield from self._send(part.plan.decide(hold, part.keys, part.costs, now))
                 found = part.plan.verdicts(reply)
                 verdicts.update(zip(part.indices, found, strict=True))
                 if not all(verdict[0] for verdict in found):

@@ -12,13 +12,14 @@ from functools import lru_cache
 from struct import Struct, unpack
 from typing import Any
 
-from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
+from headgate.algorithms import Algorithm, Calendar, Penalty, Receipt, TokenBucket, limit_of
 from headgate.costs import Costs
 from headgate.decision import Fields, decision_of
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers
+from headgate.stores.penalties import part_of
 from headgate.stores.port_parameters import ServerTime, port_parameters
 from headgate.stores.redis.script import SHA, SOURCE
 
@@ -45,6 +46,8 @@ class Operation(IntEnum):
     REFUND = 5
     RESET = 6
     NOTE = 7
+    FINAL_HIT = 8
+    FINAL_HOLD = 10
 
 
 class ScriptCall:
@@ -157,14 +160,15 @@ class RedisPlan:
         self._new_birth = new_birth
         self._time = time
         self._has_calendars = any(isinstance(algorithm, Calendar) for algorithm in algorithms)
+        self.has_penalty = any(isinstance(algorithm, Penalty) for algorithm in algorithms)
         self._rules = self._rules_at(0)
-        self._scales = [(a.capacity, a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
+        self._scales = [(limit_of(a), a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
 
     def part(self, indices: Sequence[int]) -> RedisPlan:
         """Return the plan of some of these rules."""
         return RedisPlan(
             tuple(self.names[i] for i in indices),
-            tuple(self.algorithms[i] for i in indices),
+            part_of(self.algorithms, indices),
             self._new_birth,
             self._time,
         )
@@ -267,6 +271,8 @@ class RedisPlan:
             elif isinstance(algorithm, TokenBucket):
                 own, numbers = numbers[:5], numbers[5:]
                 receipts.append((key, (*own, algorithm.n, algorithm.d, algorithm.burst, units)))
+            elif isinstance(algorithm, Penalty):
+                receipts.append((key, ()))
             else:
                 own, numbers = numbers[:2], numbers[2:]
                 receipts.append((key, (*own, units)))

@@ -9,12 +9,14 @@
 --            3 token bucket     burst, n, d, tick (us)
 --            4 concurrent       limit, lease (us), -, -
 --            5 calendar         limit, start of a window, end of it and start of the next, end of that
+--            6 penalty          refusals, duration (us), growth + 128 * one bit per rule that it watches, longest (us)
 --          With one cost per rule, and to refund, then per rule "<dB" its cost and the number of values in its receipt,
 --          and these as doubles. The units in the receipt of a hit, peek, hold or record are replaced: they are given back
 --          first, unless the request is refused. For a concurrent rule with a cost, it is the lease to renew.
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has one key and no rule; its cost
 --          is the time to live in milliseconds (0: only read), its birth the length of the text that may be replaced
---          (-1: none); that text follows, then the new one. The same text extends the time.
+--          (-1: none); that text follows, then the new one. The same text extends the time. 8 hit, 10 hold: if it is
+--          refused, penalties count it.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
@@ -40,6 +42,7 @@
 --   concurrent       birth, latest time at which a lease began or was renewed, units of all leases; then end, number and units of each
 --                    lease, in the order of their ends
 --   calendar         birth, end of the window, count
+--   penalty          birth, start, refusals, end, duration
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -210,6 +213,81 @@ local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
 
 -- Creates the functions of the other kinds on demand, and returns the one of a kind.
 local function decider(asked_kind)
+  if asked_kind == 6 then
+    local PENALTY, MAX_UNITS = 6, 9007199254740991
+    local call, pack, unpack, floor, fmod, min, max =
+      redis.call, struct.pack, struct.unpack, math.floor, math.fmod, math.min, math.max
+
+    local function decide_penalty(key, now, cost, _, beyond, _, duration, coded, longest, state)
+      if state == nil then
+        state = call("GET", key)
+      end
+      if not state then
+        return 1, MAX_UNITS - cost, false, 0, 0
+      end
+      if #state ~= 40 then
+        error("not a penalty")
+      end
+      local _, start, refusals, last, length = unpack("<ddddd", state)
+      local fresh_at = refusals > 0 and start + duration or 0
+      if length > 0 then
+        fresh_at = max(fresh_at, last + (fmod(coded, 128) > 1 and longest or 0))
+      end
+      local reset_after = max(0, fresh_at - now)
+      if last > now then
+        local allowed = (cost == 0 or beyond) and 1 or 0
+        return allowed, 0, allowed == 0 and last - now, reset_after, 0
+      end
+      return 1, max(0, MAX_UNITS - (start + duration > now and refusals or 0) - cost), false, reset_after, 0
+    end
+
+    -- Counts a refused request in the penalties of the rules that refused it, and replaces their replies.
+    local function count_refusals(request, first_key, rules, now, birth, explicit, reply, save, packed)
+      for i = 1, rules do
+        local kind, limit, duration, coded, longest = unpack("<Bdddd", request, 33 * i - 5)
+        local counts = false
+        if kind == PENALTY and string.byte(reply[i]) % 2 == 1 then
+          for j = 1, rules do -- only refusals that end: not those of a limit of 0
+            if fmod(floor(coded / 2 ^ (j + 6)), 2) == 1 and string.byte(reply[j]) % 4 == 2 then
+              counts = true
+            end
+          end
+        end
+        if counts then
+          local key, remembered = KEYS[first_key + i], fmod(coded, 128) > 1 and longest or 0
+          local state = call("GET", key)
+          local own, start, refusals, last, length = birth, now, 0, 0, 0
+          if state then
+            own, start, refusals, last, length = unpack("<ddddd", state)
+            if max(refusals > 0 and start + duration or 0, length > 0 and last + remembered or 0) <= now then
+              own, start, refusals, last, length = birth, now, 0, 0, 0
+            end
+          end
+          if start + duration <= now then
+            start, refusals = now, 0
+          end
+          if last + remembered <= now then
+            last, length = 0, 0
+          end
+          refusals = refusals + 1
+          if refusals >= limit then
+            start, refusals = max(now, start), 0
+            length = length > 0 and min(longest, length * fmod(coded, 128)) or duration
+            last = start + length
+          end
+          state = pack("<ddddd", own, start, refusals, last, length)
+          local allowed, remaining, retry_after, reset_after, lag =
+            decide_penalty(key, now, last > now and 1 or 0, birth, false, limit, duration, coded, longest, state)
+          save(key, state, reset_after, explicit)
+          reply[i] = packed(allowed, remaining, retry_after, reset_after, lag)
+        end
+      end
+    end
+
+    DECIDE[PENALTY], DECIDE.count_refusals = decide_penalty, count_refusals
+    return decide_penalty
+  end
+
   local CONCURRENT, CALENDAR, MAX_UNITS = 4, 5, 9007199254740991
   local call, pack, unpack, sub, fmod, max = redis.call, struct.pack, struct.unpack, string.sub, math.fmod, math.max
 
@@ -611,7 +689,7 @@ local function decide_one(operation, request, key, now, cost, birth, explicit)
   return operation == RECORD and 0 or packed(allowed, remaining, retry_after, reset_after, lag)
 end
 
-local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
+local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit, is_final)
   local PEEK, HOLD, RECORD, BUCKET = 2, 3, 4, 3
   local reply, after, counted_for, as_before = {}, {}, {}, {}
   local refused, beyond = false, operation == RECORD
@@ -649,6 +727,9 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
     end
   end
   if refused then
+    if is_final then
+      DECIDE.count_refusals(request, first_key, rules, now, birth, explicit, reply, save, packed)
+    end
     -- A rule that would have admitted reports its remaining units without this call.
     for i = 1, rules do
       if string.byte(reply[i]) % 2 == 1 then
@@ -669,8 +750,12 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
 end
 
 local function run(request, first_key)
-  local REFUND, RESET, NOTE = 5, 6, 7
+  local REFUND, RESET, NOTE, TO_FINAL = 5, 6, 7, 7
   local operation, rules, now, cost, birth = unpack("<BHddd", request)
+  local is_final = operation > NOTE
+  if is_final then
+    operation = operation - TO_FINAL
+  end
   local explicit = now >= 0
   if not explicit then
     now = clock
@@ -696,7 +781,7 @@ local function run(request, first_key)
   elseif rules == 1 and cost >= 0 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
   end
-  return decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
+  return decide_all(operation, request, first_key, rules, now, cost, birth, explicit, is_final)
 end
 
 local replies, keys = {}, 0

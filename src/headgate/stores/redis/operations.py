@@ -10,6 +10,7 @@ from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts, given_back
+from headgate.stores.penalties import has_penalty, with_penalty_costs
 from headgate.stores.redis.codec import Operation, Reply, plans, reset
 from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.request import Request
@@ -25,6 +26,9 @@ OPERATIONS = {
     "renew": Operation.HIT,  # with the receipts of the leases
 }
 """The script's operation for each kind of request."""
+
+PUNISHING = {Operation.HIT: Operation.FINAL_HIT, Operation.HOLD: Operation.FINAL_HOLD}
+"""The script's operation in its place, if penalties count a refusal."""
 
 
 class RedisOperations:
@@ -48,11 +52,15 @@ class RedisOperations:
             ConfigError: The key does not fit the rules, or the cost is not valid.
             CostTooHigh: The cost is above a limit, so that waiting does not help.
         """
+        return self.encode(request, OPERATIONS[request.operation])
+
+    def encode(self, request: Request, asked: Operation) -> EncodedRequest[Answer]:
+        """Encode a request as an operation of the script."""
         plan, keys = self.plans.for_request(request), self.keys(request.key)
         operation, cost = request.operation, request.cost
         if operation == "record" and not request.charges:
             return plan.decide(Operation.PEEK, keys, cost, self.at(request.now)), lambda _: RECORDED
-        call = plan.decide(OPERATIONS[operation], keys, cost, self.at(request.now), request.replaces)
+        call = plan.decide(asked, keys, cost, self.at(request.now), request.replaces)
         if operation == "hold":
             return call, partial(plan.hold, keys, cost)
         return call, partial(plan.recorded, cost) if operation == "record" else plan.answer
@@ -74,6 +82,25 @@ class RedisOperations:
     def at(self, now: int | None) -> int | None:
         """Return the time of a call: `now`, or the clock's time; `None` for the server's clock."""
         return self._clock.now_us() if now is None and self._clock is not None else now
+
+
+class PenaltyOperations(RedisOperations):
+    """The same for rules with penalties."""
+
+    def __init__(self, rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> None:
+        super().__init__(rules, keys, clock)
+        self._rules = rules
+
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
+        asked = OPERATIONS[request.operation]
+        if request.is_punishable:
+            asked = PUNISHING[asked]
+        return self.encode(with_penalty_costs(self._rules, request), asked)
+
+
+def operations_for(rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> RedisOperations:
+    """Return the operations of some rules; see `RedisOperations`."""
+    return (PenaltyOperations if has_penalty(rules) else RedisOperations)(rules, keys, clock)
 
 
 def _ignore(reply: Reply) -> None:

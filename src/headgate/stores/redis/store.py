@@ -26,7 +26,7 @@ from headgate.stores.redis.cluster import ClusterRouter, Nodes, TaskCluster, Thr
 from headgate.stores.redis.cluster_operations import ClusterOperations, Tag
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
 from headgate.stores.redis.eviction import INFO_MEMORY, read_policy
-from headgate.stores.redis.operations import RedisOperations
+from headgate.stores.redis.operations import operations_for
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
 from headgate.stores.remote.encoding import RequestEncoder
@@ -142,7 +142,7 @@ class RedisStore(RemoteNoteStore):
     def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> RequestEncoder:
         if self._tag is not None:
             return ClusterOperations(limiter, rules, self.namespace, self._tag, self.clock, self._router.send)
-        return RedisOperations(rules, storage_keys(self.namespace, limiter, rules), self.clock)
+        return operations_for(rules, storage_keys(self.namespace, limiter, rules), self.clock)
 
     def _thread_engine(self) -> ThreadCluster | ThreadEngine:
         self.endpoint.connection(self.deadline)  # raises now rather than at the first call

@@ -16,6 +16,7 @@ from headgate.testing.contract.features import FeatureRaceTests, FeatureTests
 from headgate.testing.contract.holds import HoldTests
 from headgate.testing.contract.keys import KeyTests
 from headgate.testing.contract.notes import NoteTests
+from headgate.testing.contract.penalties import PenaltyRaceTests, PenaltyTests
 from headgate.testing.contract.races import ProcessRaceTests, ThreadRaceTests
 from headgate.testing.contract.replay import ReplayTests
 from headgate.testing.contract.times import TimeTests
@@ -29,15 +30,17 @@ class StoreContract(
     HoldTests,
     KeyTests,
     FeatureTests,
+    PenaltyTests,
     ThreadRaceTests,
     FeatureRaceTests,
+    PenaltyRaceTests,
     ProcessRaceTests,
 ):
     """The conformance tests of a store. Subclass it and define `make_store`."""
 
 
 class AsyncStoreContract(
-    NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, FeatureTests, ProcessRaceTests
+    NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, FeatureTests, PenaltyTests, ProcessRaceTests
 ):
     """The conformance tests of an asynchronous store. Subclass it and define `make_store`, which returns an `AsyncStore`.
 

@@ -46,6 +46,11 @@ class ReplayTests(Contract):
         most_rules = 3 if self.store.guarantees.all_or_nothing else 1
         self.for_all(traces(self.kinds, most_rules=most_rules, features=self.features), self._replay)
 
+    def test_random_traces_with_a_penalty_are_answered_like_the_pure_functions(self) -> None:
+        self.need("penalty")
+        self.require("all_or_nothing")
+        self.for_all(traces(self.kinds, most_rules=2, features=frozenset(("penalty",))), self._replay)
+
     def test_random_traces_of_one_rule_are_answered_like_the_pure_functions(self) -> None:
         """One rule without a scope takes the shortest path through a store, and so gets a separate search."""
         self.for_all(traces(self.kinds, most_rules=1), self._replay)

@@ -17,17 +17,17 @@ from headgate import Decision, Hold, Limiter, Quota, Rule
 from headgate.costs import Cost
 from headgate.errors import CostTooHigh
 from headgate.keys import Key
-from headgate.quota import SPANS_US, Span
+from headgate.quota import MAX_PERIOD_US, SPANS_US, Span
 from headgate.rules import RATES, SHARED, Kind, make_rule
 
 Operation = Literal["hit", "check", "hold", "settle", "release", "confirm", "renew", "record", "reset"]
 
-Feature = Literal["several_rules", "units", "moves", "quotas", "concurrent", "calendar"]
+Feature = Literal["several_rules", "units", "moves", "quotas", "concurrent", "calendar", "penalty"]
 """Store features besides counting rates: several rules per limiter, a cost for each rule, holds that are confirmed or
-renewed, quotas of single calls, places, calendar windows."""
+renewed, quotas of single calls, places, calendar windows, penalties."""
 
 ALL_FEATURES: frozenset[Feature] = frozenset(
-    ("several_rules", "units", "moves", "quotas", "concurrent", "calendar")
+    ("several_rules", "units", "moves", "quotas", "concurrent", "calendar", "penalty")
 )
 
 START_US = 1_700_000_000_000_000
@@ -40,6 +40,7 @@ _MS, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
 # Strategies are created once, because creating one costs more than drawing from it.
 _PERIOD = st.sampled_from((_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY))
 _LIMIT = st.sampled_from((1, 2, 3, 5, 8, 12, 1_000, 0))
+_PENALTY = st.sampled_from(tuple(product((1, 1, 2, 3, 7), (1, 1, 2, 5), (1, 3, 40))))
 _BURST = st.none() | st.integers(1, 12)
 _BUCKETS = st.sampled_from(tuple(product((60, 7, 2, 1), (False, True))))
 _SCOPES = st.sampled_from((st.sampled_from((None, SHARED)), st.sampled_from(("user", "realm", SHARED))))
@@ -148,8 +149,23 @@ def _versions(
     count = draw(st.integers(1, most_rules))
     scope = draw(_SCOPES)
     rules = [draw(_rule_versions(draw(kind), scope, f"rule{i}", draw(unit))) for i in range(count)]
+    scopes = [rule.scope for rule, _ in rules if rule.is_rate]
+    is_punished = features == {"penalty"} or ("penalty" in features and draw(st.booleans()))
+    if is_punished and most_rules > 1 and scopes:
+        rules.append(draw(_penalty_versions(st.sampled_from(scopes))))
     first, second = zip(*rules, strict=True)
     return first, second
+
+
+@st.composite
+def _penalty_versions(draw: st.DrawFn, scopes: st.SearchStrategy[str | None]) -> tuple[Rule, Rule]:
+    period, scope = draw(_PERIOD), draw(scopes)
+    after, growth, times = draw(_PENALTY)
+    longest = min(period * times, MAX_PERIOD_US) if growth > 1 else None
+    return tuple(  # type: ignore[return-value]  # two rules
+        make_rule("penalty", Quota(limit, period), scope, name="penalty", growth=growth, longest_us=longest)
+        for limit in (after, max(1, after - 1))
+    )
 
 
 @st.composite
@@ -249,7 +265,9 @@ class Actor:
         if step.op in ("confirm", "renew") and hold.final is not None:
             return None  # it was refused and stays refused
         if step.op == "renew":
-            return hold.renew() if self._trace.has_places else None
+            return (
+                hold.renew() if self._trace.has_places and hold.receipts else None
+            )  # nothing of a cost of 0
         if step.op != "confirm":
             self._holds.remove(hold)
             hold.settle(cost if step.op == "settle" else 0)

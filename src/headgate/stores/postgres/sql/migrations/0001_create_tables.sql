@@ -32,6 +32,10 @@ CREATE TYPE headgate_cell_v2 AS (
 -- state            birth, latest, total, then end, number      birth, end, units
 --                  and units of each lease, by end
 --
+-- kind             6 penalty
+-- a b c d          refusals, duration, growth + 128 * one bit per rule that it watches, longest
+-- state            birth, start, refusals, end, duration
+--
 -- forced           whether to count the units even beyond the limit
 --
 -- Returns
@@ -60,6 +64,8 @@ DECLARE
     width ALIAS FOR b;
     lifetime ALIAS FOR c;
     lease ALIAS FOR b;
+    duration ALIAS FOR b;
+    longest ALIAS FOR d;
     burst ALIAS FOR a;
     n ALIAS FOR b;
     parts ALIAS FOR c; -- small parts in a unit: the algorithm's d
@@ -218,6 +224,25 @@ BEGIN
             retry_after := state[first] - now;
         END IF;
         RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
+
+    ELSIF kind = 6 THEN
+        IF state IS NULL THEN
+            RETURN ARRAY[-1, 9007199254740991, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF cardinality(state) <> 5 THEN
+            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+        END IF;
+        reset_after := greatest(
+            0,
+            CASE WHEN state[3] > 0 THEN state[2] + duration - now ELSE 0 END,
+            CASE WHEN state[5] > 0 THEN state[4] + CASE WHEN c % 128 > 1 THEN longest ELSE 0 END - now ELSE 0 END
+        );
+        IF state[4] > now THEN
+            RETURN ARRAY[
+                CASE WHEN cost = 0 OR forced THEN -1 ELSE state[4] - now END, 0, reset_after, reset_after, 0, 0, 0, 0, 0
+            ];
+        END IF;
+        count := CASE WHEN state[2] + duration > now THEN state[3] ELSE 0 END;
+        RETURN ARRAY[-1, 9007199254740991 - count, reset_after, reset_after, 0, 0, 0, 0, 0];
     END IF;
 
     IF n = 0 THEN
@@ -509,6 +534,45 @@ BEGIN
 END
 $$;
 
+-- Count a refusal by another rule, while no penalty is in force.
+--
+-- The arguments are those of headgate_decide_v2 for a penalty. Returns the new state.
+CREATE FUNCTION headgate_punish_v1(
+    "limit" bigint, duration bigint, coded bigint, longest bigint, state bigint[], now bigint, birth bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    growth CONSTANT bigint := coded % 128;
+    remembered CONSTANT bigint := CASE WHEN growth > 1 THEN longest ELSE 0 END;
+BEGIN
+    IF state IS NULL OR greatest(
+        CASE WHEN state[3] > 0 THEN state[2] + duration ELSE 0 END,
+        CASE WHEN state[5] > 0 THEN state[4] + remembered ELSE 0 END
+    ) <= now THEN
+        state := ARRAY[birth, now, 0, 0, 0];
+    END IF;
+    IF state[2] + duration <= now THEN
+        state[2] := now;
+        state[3] := 0;
+    END IF;
+    IF state[4] + remembered <= now THEN
+        state[4] := 0;
+        state[5] := 0;
+    END IF;
+    state[3] := state[3] + 1;
+    IF state[3] >= "limit" THEN
+        state[2] := greatest(now, state[2]);
+        state[3] := 0;
+        state[5] := CASE WHEN state[5] > 0 THEN least(longest, state[5] * growth) ELSE duration END;
+        state[4] := state[2] + state[5];
+    END IF;
+    RETURN state;
+END
+$$;
+
 -- Return the number of the advisory lock that every writer of a key's state takes.
 CREATE FUNCTION headgate_lock_number_v1(key bytea)
 RETURNS bigint
@@ -578,7 +642,8 @@ $$;
 -- keys     the keys of all states, each once; first the keys of states that may be written, in ascending order
 -- locks    the number of these
 -- program  the requests one after the other:
---            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another or renews
+--            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another or renews,
+--                             6 hit or hold whose refusal counts for penalties
 --            at, birth        as in headgate_one_v2
 --            rules            the number of rules that follow, each as
 --              key            its position in keys; a reset has nothing else
@@ -615,7 +680,9 @@ DECLARE
     at bigint := -1;
     now bigint;
     rules integer;
-    lefts bigint[]; -- units left of each rule after the refund of its receipt
+    lefts bigint[]; -- units left of each rule after the refund of its receipt; the reply of a penalty
+    first integer; -- position in recent
+    has_failed boolean; -- whether a rule could not decide
     grace bigint := 0;
     admitted boolean;
     after bigint[];
@@ -660,7 +727,7 @@ BEGIN
             grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
         END IF;
         q := p + 4;
-        IF operation <= 2 THEN
+        IF operation <= 2 OR operation = 6 THEN
             admitted := operation > 0;
             FOR i IN 1 .. rules LOOP
                 place := program[q];
@@ -682,6 +749,28 @@ BEGIN
                     place := program[p + 7 * i - 3];
                     cells[place] := changes[i];
                 END LOOP;
+            ELSIF operation = 6 THEN
+                first := cardinality(recent) - 9 * rules + 1; -- of the reply to this request
+                has_failed := EXISTS (SELECT FROM generate_series(0, rules - 1) AS j WHERE recent[first + 9 * j] <= -4);
+                FOR i IN 1 .. rules LOOP
+                    q := p + 7 * i - 3;
+                    CONTINUE WHEN has_failed OR program[q + 1] <> 6 OR recent[first + 9 * i - 9] <> -1 OR NOT EXISTS (
+                        -- A refusal by a rule that it watches, but not by a limit of 0.
+                        SELECT FROM generate_series(0, rules - 1) AS j
+                        WHERE program[q + 4] >> (7 + j) & 1 = 1 AND recent[first + 9 * j] >= 0
+                    );
+                    place := program[q];
+                    after := headgate_punish_v1(
+                        program[q + 2], program[q + 3], program[q + 4], program[q + 5], cells[place].state, now, program[p + 2]
+                    );
+                    lefts := headgate_decide_v2(
+                        6, program[q + 2], program[q + 3], program[q + 4], program[q + 5], after, now, 1, 0, false
+                    );
+                    lefts[5] := after[1];
+                    recent[first + 9 * i - 9 : first + 9 * i - 1] := lefts;
+                    cells[place] := ROW(after, cells[place].place, server_now + lefts[3] + grace)::headgate_cell_v2;
+                END LOOP;
+                q := p + 7 * rules + 4;
             END IF;
         ELSIF operation = 5 THEN
             admitted := true;

@@ -29,6 +29,7 @@ from headgate_services.petitions.api.middleware import TraceMiddleware
 from headgate_services.petitions.api.problems import answer_refusal
 from headgate_services.petitions.api.routes import router
 from headgate_services.petitions.config import PetitionsSettings, load_settings
+from headgate_services.petitions.container import Container, build_container, build_metrics
 from headgate_services.petitions.domain.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
@@ -37,7 +38,6 @@ from headgate_services.petitions.domain.errors import (
 from headgate_services.petitions.infrastructure.adapters.persistence import migrate
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from headgate_services.petitions.logs import configure_logging
-from headgate_services.petitions.parts import Parts, build_metrics, build_parts
 
 T = TypeVar("T")
 
@@ -62,14 +62,14 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with _running_parts(settings, metrics, now) as parts:
-            app.state.parts = parts
-            async with _cleaning(parts):
+        async with _running_container(settings, metrics, now) as container:
+            app.state.container = container
+            async with _cleaning(container):
                 yield
 
     app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
     app.include_router(router)
-    add_health(app, {"database": lambda: app.state.parts.readiness.check()})
+    add_health(app, {"database": lambda: app.state.container.readiness.check()})
     add_metrics(app, metrics.render)
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)
@@ -79,24 +79,24 @@ def create_app(
 
 
 @asynccontextmanager
-async def _running_parts(
+async def _running_container(
     settings: PetitionsSettings,
     metrics: MetricsCollector | None = None,
     now: Callable[[], datetime] | None = None,
-) -> AsyncIterator[Parts]:
-    """Provide the parts of the service on a migrated database; without a URL, start an embedded PostgreSQL."""
+) -> AsyncIterator[Container]:
+    """Provide the container of the service on a migrated database; without a URL, start an embedded PostgreSQL."""
     async with AsyncExitStack() as stack:
         url = settings.database_url
         if not url:
             embedded = await asyncio.to_thread(_embedded_postgres, settings.data_dir)
             stack.push_async_callback(asyncio.to_thread, embedded.stop)
             url = embedded.url
-        parts = build_parts(settings, url, metrics, now)
-        stack.push_async_callback(parts.database.aclose)
-        await parts.database.open()
-        await migrate(parts.database)
-        stack.push_async_callback(parts.witness.aclose)
-        yield parts
+        container = build_container(settings, url, metrics, now)
+        stack.push_async_callback(container.database.aclose)
+        await container.database.open()
+        await migrate(container.database)
+        stack.push_async_callback(container.witness.aclose)
+        yield container
 
 
 def _embedded_postgres(folder: Path) -> PostgresServer:
@@ -109,9 +109,9 @@ def _embedded_postgres(folder: Path) -> PostgresServer:
 
 
 @asynccontextmanager
-async def _cleaning(parts: Parts) -> AsyncIterator[None]:
+async def _cleaning(container: Container) -> AsyncIterator[None]:
     """Remove expired counters periodically during the block."""
-    task = asyncio.create_task(parts.cleanup.run_every(parts.settings.cleanup_interval_seconds))
+    task = asyncio.create_task(container.cleanup.run_every(container.settings.cleanup_interval_seconds))
     try:
         yield
     finally:
@@ -144,7 +144,7 @@ def cleanup() -> Cleanup:
     Raises:
         SettingsError: A setting is invalid, or the database cannot be reached.
     """
-    return _with_parts(lambda parts: parts.cleanup.cleanup())
+    return _with_container(lambda container: container.cleanup.cleanup())
 
 
 def halt(reason: str) -> None:
@@ -155,19 +155,19 @@ def halt(reason: str) -> None:
     """
     if not reason.strip():
         raise SettingsError("a halt needs a reason, which clients get")
-    _with_parts(lambda parts: parts.records.halt(reason.strip()))
+    _with_container(lambda container: container.records.halt(reason.strip()))
 
 
 def resume() -> None:
     """Accept changes again; raises like `halt`."""
-    _with_parts(lambda parts: parts.records.resume())
+    _with_container(lambda container: container.records.resume())
 
 
 def inspect_submitter(submitter_id: UUID) -> str:
     """Return the counts of a submitter in two lines, petitions and co-signs; raises like `halt`."""
 
-    async def look(parts: Parts) -> str:
-        limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
+    async def look(container: Container) -> str:
+        limiters = {"petitions": container.rate_limiter, "co-signs": container.co_sign_limiter}
         found = {unit: await each.check_rate_limit(submitter_id) for unit, each in limiters.items()}
         return "\n".join(
             f"{unit}: {result.current_count} of {result.limit}, {result.remaining} left, "
@@ -175,24 +175,24 @@ def inspect_submitter(submitter_id: UUID) -> str:
             for unit, result in found.items()
         )
 
-    return _with_parts(look)
+    return _with_container(look)
 
 
 def reset_submitter(submitter_id: UUID) -> int:
     """Clear the counts of a submitter, and return the number of removed units; raises like `halt`."""
 
-    async def forget(parts: Parts) -> int:
-        return sum([await store.reset(submitter_id) for store in parts.counters])
+    async def forget(container: Container) -> int:
+        return sum([await store.reset(submitter_id) for store in container.counters])
 
-    return _with_parts(forget)
+    return _with_container(forget)
 
 
-def _with_parts(work: Callable[[Parts], Coroutine[Any, Any, T]]) -> T:
-    """Run a function on the parts of the service, with the settings of the environment."""
+def _with_container(work: Callable[[Container], Coroutine[Any, Any, T]]) -> T:
+    """Run a function on the container of the service, with the settings of the environment."""
 
     async def run() -> T:
-        async with _reached(load_settings()) as parts:
-            return await work(parts)
+        async with _reached(load_settings()) as container:
+            return await work(container)
 
     return asyncio.run(run())
 
@@ -207,11 +207,11 @@ async def _check_database(settings: PetitionsSettings) -> None:
 
 
 @asynccontextmanager
-async def _reached(settings: PetitionsSettings) -> AsyncIterator[Parts]:
-    """Like `_running_parts`, but turn errors of the database into a `SettingsError`."""
+async def _reached(settings: PetitionsSettings) -> AsyncIterator[Container]:
+    """Like `_running_container`, but turn errors of the database into a `SettingsError`."""
     try:
-        async with _running_parts(settings) as parts:
-            yield parts
+        async with _running_container(settings) as container:
+            yield container
     except DatabaseUnavailableError as error:
         raise SettingsError("DATABASE_URL: the database cannot be reached") from error
     except CommitUnknownError as error:

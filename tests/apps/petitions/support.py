@@ -14,8 +14,8 @@ import psycopg
 from fastapi import FastAPI
 
 from headgate_services.petitions import PetitionsSettings, create_app
+from headgate_services.petitions.container import Container
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
-from headgate_services.petitions.parts import Parts
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"
@@ -47,9 +47,9 @@ class Service:
     calendar: Calendar
 
     @property
-    def parts(self) -> Parts:
-        parts: Parts = self.app.state.parts
-        return parts
+    def container(self) -> Container:
+        container: Container = self.app.state.container
+        return container
 
     async def submit(self, submitter: UUID | None, **fields: Any) -> httpx.Response:
         headers = fields.pop("headers", None)

@@ -112,7 +112,7 @@ async def test_neither_a_settled_petition_nor_a_halted_system_takes_co_signs(
     settled = (await service.submit(submitter)).json()["petition_id"]
     await service.client.post(f"{PATH}/{settled}/withdraw", json={"requester_id": str(submitter)})
     assert (await co_sign(service, settled, someone())).status_code == 400
-    await service.parts.records.halt("audit")
+    await service.container.records.halt("audit")
     assert (await co_sign(service, settled, someone())).json()["title"] == "System Halted"
 
 

@@ -67,13 +67,13 @@ async def test_a_database_that_hangs_within_the_transaction_keeps_nothing(
     """The petition's row is written, the rest is not answered."""
     timeouts.seconds = SHORT
     submitter = someone()
-    record = service.parts.rate_limiter.record_submission
+    record = service.container.rate_limiter.record_submission
 
     async def hang(*arguments: Any, **options: Any) -> None:
         own_server.pause()
         await record(*arguments, **options)
 
-    monkeypatch.setattr(service.parts.rate_limiter, "record_submission", hang)
+    monkeypatch.setattr(service.container.rate_limiter, "record_submission", hang)
     answer = await in_time(service.submit(submitter))
     assert (answer.status_code, answer.json()["title"]) == (503, "Database Unavailable")
     monkeypatch.undo()
@@ -136,11 +136,11 @@ async def test_service_resumes_by_itself_when_the_database_is_back(
     """Also after a restart, and without a request that would have to try."""
     own_server.kill()
     async with asyncio.timeout(PATIENCE):
-        while not service.parts.database.is_down:
+        while not service.container.database.is_down:
             assert (await service.submit(someone())).status_code == 503
     own_server.start()
     async with asyncio.timeout(PATIENCE):
-        while service.parts.database.is_down:  # noqa: ASYNC110  # the probe tells nobody
+        while service.container.database.is_down:  # noqa: ASYNC110  # the probe tells nobody
             await asyncio.sleep(0)
     assert (await in_time(service.submit(someone()))).status_code == 201
 

@@ -76,7 +76,7 @@ async def test_each_submission_is_counted_once_as_allowed_or_blocked(start: Star
 @pytest.mark.requirement("A-63", "A-65")
 async def test_a_check_alone_moves_the_gauge(start: Start) -> None:
     service, submitter = await start(), someone()
-    await service.parts.rate_limiter.check_rate_limit(submitter)
+    await service.container.rate_limiter.check_rate_limit(submitter)
     assert await service.metric("petition_rate_limit_remaining", submitter_id=str(submitter)) == 10
 
 
@@ -92,7 +92,7 @@ async def test_metrics_have_their_names_and_help(start: Start) -> None:
         "# TYPE petition_rate_limit_remaining gauge",
     ):
         assert line in answer.text.splitlines()
-    collector = service.parts.metrics
+    collector = service.container.metrics
     assert collector.petition_rate_limit_hits_total in set(collector.registry._collector_to_names)
     assert collector.petition_rate_limit_remaining in set(collector.registry._collector_to_names)
 

@@ -179,7 +179,7 @@ async def test_a_failed_count_leaves_no_petition_and_no_event(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, submitter = await start(), someone()
-    monkeypatch.setattr(service.parts.rate_limiter, "record_submission", _unavailable)
+    monkeypatch.setattr(service.container.rate_limiter, "record_submission", _unavailable)
     assert (await service.submit(submitter)).status_code == 503
     assert service.petitions(submitter) == 0
     query = "SELECT 1 FROM ledger.governance_events WHERE payload->>'submitter_id' = %s"
@@ -274,7 +274,7 @@ async def test_limit_then_halt_then_realm(start: Start, empty_url: str) -> None:
     service, submitter, fresh = await start(url=empty_url, rate_limit=THREE), someone(), someone()
     kept = (await service.submit(submitter)).json()["petition_id"]
     await service.submit_many(submitter, 2)
-    await service.parts.records.halt("maintenance")
+    await service.container.records.halt("maintenance")
     with capture_logs() as logs:
         refused = await service.submit(submitter, realm="nowhere")
     assert refused.status_code == 429
@@ -286,7 +286,7 @@ async def test_limit_then_halt_then_realm(start: Start, empty_url: str) -> None:
     assert halted.json()["type"] == "https://archon72.io/errors/system-halted"
     assert (halted.json()["title"], halted.json()["detail"]) == ("System Halted", "maintenance")
     assert (await service.client.get(f"{PATH}/{kept}")).status_code == 200
-    await service.parts.records.resume()
+    await service.container.records.resume()
     unknown = await service.submit(fresh, realm="nowhere")
     assert (unknown.status_code, unknown.json()["title"]) == (400, "Invalid Realm")
     assert "nowhere" in unknown.json()["detail"]
@@ -481,7 +481,7 @@ async def test_an_unexpected_error_has_its_trace_id_on_the_answer_and_in_the_log
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await start()
-    monkeypatch.setattr(type(service.parts.submissions), "get", _broken)
+    monkeypatch.setattr(type(service.container.submissions), "get", _broken)
     with capture_logs(processors=[merge_contextvars]) as logs:
         answer = await service.client.get(f"{PATH}/{someone()}", headers={"X-Correlation-ID": "find-me"})
     assert (answer.status_code, answer.headers["x-correlation-id"]) == (500, "find-me")

@@ -226,7 +226,7 @@ async def test_the_service_cleans_up_without_a_request(
 ) -> None:
     submitter = someone()
     service = await start(url=empty_url, real_time=True, cleanup_interval_seconds=0.1)
-    clean_up, has_deleted = service.parts.cleanup.cleanup, asyncio.Event()
+    clean_up, has_deleted = service.container.cleanup.cleanup, asyncio.Event()
 
     async def watched() -> object:
         done = await clean_up()
@@ -234,7 +234,7 @@ async def test_the_service_cleans_up_without_a_request(
             has_deleted.set()
         return done
 
-    monkeypatch.setattr(service.parts.cleanup, "cleanup", watched)
+    monkeypatch.setattr(service.container.cleanup, "cleanup", watched)
     put_bucket(empty_url, submitter, datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=3))
     await asyncio.wait_for(has_deleted.wait(), 60)
     assert service.count(submitter) == 0

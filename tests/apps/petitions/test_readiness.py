@@ -85,7 +85,7 @@ async def test_a_service_that_refuses_is_ready(start: Start, empty_url: str) -> 
     queue, limits = PetitionQueueConfig(threshold=1, hysteresis=0), PetitionRateLimitConfig(global_limit=1)
     service = await start(url=empty_url, queue=queue, rate_limit=limits)
     assert (await service.submit(someone())).status_code == 201
-    await service.parts.records.halt("maintenance")
+    await service.container.records.halt("maintenance")
     assert (await service.submit(someone())).status_code == 503
     assert await ready(service) == 200
 

@@ -10,20 +10,20 @@ from fastapi import Depends, Request
 from headgate.http import client_address
 from headgate_services.petitions.application.ports import RateLimiterPort
 from headgate_services.petitions.config import PetitionsSettings
+from headgate_services.petitions.container import Container, get_container
 from headgate_services.petitions.domain.errors import InvalidPetitionError
-from headgate_services.petitions.parts import Parts, get_parts
 
 _ANONYMOUS = UUID("6f1d4d0e-6e0c-5c0c-8a52-0c3a3d1b7e55")
 
-PartsPart = Annotated[Parts, Depends(get_parts)]
+ContainerDependency = Annotated[Container, Depends(get_container)]
 
 
-def get_rate_limiter(parts: PartsPart) -> RateLimiterPort:
+def get_rate_limiter(container: ContainerDependency) -> RateLimiterPort:
     """Return the limiter of submissions, with counters in PostgreSQL and the configured limit and window."""
-    return parts.rate_limiter
+    return container.rate_limiter
 
 
-RateLimiterPart = Annotated[RateLimiterPort, Depends(get_rate_limiter)]
+RateLimiterDependency = Annotated[RateLimiterPort, Depends(get_rate_limiter)]
 
 
 def counted_as(request: Request, submitter_id: UUID | None, settings: PetitionsSettings) -> UUID:

@@ -13,6 +13,7 @@ from fastapi import Request, Response
 
 from headgate.http import Answer, problem
 from headgate_services.petitions.api.models import zulu
+from headgate_services.petitions.container import get_container
 from headgate_services.petitions.domain.errors import (
     AlreadyCoSignedError,
     CommitUnknownError,
@@ -26,7 +27,6 @@ from headgate_services.petitions.domain.errors import (
     RateLimitExceededError,
     SystemHaltedError,
 )
-from headgate_services.petitions.parts import get_parts
 
 RATE_LIMITED = "urn:archon72:petition:rate-limit-exceeded"
 CO_SIGN_LIMITED = "urn:archon72:co-sign:rate-limit-exceeded"
@@ -57,9 +57,9 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
     """Return the response for an error; a refusal by a limit is counted and witnessed first."""
     assert isinstance(error, PetitionError)
     if isinstance(error, RateLimitExceededError):
-        parts = get_parts(request)
-        parts.metrics.refused(error.submitter_id, error.counter)
-        sequence = await parts.witness.witness(error, request.state.trace_id)
+        container = get_container(request)
+        container.metrics.refused(error.submitter_id, error.counter)
+        sequence = await container.witness.witness(error, request.state.trace_id)
         return _problem(request, error, _governance(error, sequence), error.retry_after_seconds)
     if isinstance(error, QueueOverflowError):
         extra: dict[str, Any] = {"queue_depth": error.queue_depth, "threshold": error.threshold}

@@ -9,7 +9,11 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from headgate_services.petitions.api.dependencies import PartsPart, RateLimiterPart, counted_as
+from headgate_services.petitions.api.dependencies import (
+    ContainerDependency,
+    RateLimiterDependency,
+    counted_as,
+)
 from headgate_services.petitions.api.models import (
     CoSignLimitProblem,
     CoSignRequest,
@@ -75,11 +79,11 @@ async def submit_petition(
     submission: SubmissionRequest,
     request: Request,
     response: Response,
-    limiter: RateLimiterPart,
-    parts: PartsPart,
+    limiter: RateLimiterDependency,
+    container: ContainerDependency,
 ) -> SubmissionResponse:
     """Submit a petition. The queue is checked first, then the limit, then the rest."""
-    capacity, settings = parts.queue_capacity, parts.settings
+    capacity, settings = container.queue_capacity, container.settings
     if not await capacity.is_accepting_submissions():
         raise capacity.refuse()
     preferences = submission.notification_preferences
@@ -94,15 +98,15 @@ async def submit_petition(
     result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
     if not result.allowed:
         raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
-    petition, remaining = await parts.submissions.submit(draft, limiter, capacity, request.state.trace_id)
+    petition, remaining = await container.submissions.submit(draft, limiter, capacity, request.state.trace_id)
     response.headers.update(_limit_fields(result, remaining))
     return SubmissionResponse.of(petition)
 
 
 @router.get("/{petition_id}", responses=_refusals(on_404="No such petition"))
-async def get_petition(petition_id: UUID, parts: PartsPart) -> PetitionResponse:
+async def get_petition(petition_id: UUID, container: ContainerDependency) -> PetitionResponse:
     """Return a petition, also while the system is halted."""
-    return PetitionResponse.of(await parts.submissions.get(petition_id))
+    return PetitionResponse.of(await container.submissions.get(petition_id))
 
 
 @router.get(
@@ -114,13 +118,13 @@ async def get_petition(petition_id: UUID, parts: PartsPart) -> PetitionResponse:
     },
 )
 async def get_status(
-    petition_id: UUID, parts: PartsPart, token: str | None = None
+    petition_id: UUID, container: ContainerDependency, token: str | None = None
 ) -> Response | StatusResponse:
     """Return the status of a petition; with the token of a known status, wait until it changes."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + parts.settings.status_wait_seconds
+    deadline = loop.time() + container.settings.status_wait_seconds
     while True:
-        petition = await parts.submissions.get(petition_id)
+        petition = await container.submissions.get(petition_id)
         if token is None or token != petition.status_token:
             return StatusResponse.of(petition)
         left = deadline - loop.time()
@@ -148,11 +152,11 @@ async def get_status(
     },
 )
 async def co_sign_petition(
-    petition_id: UUID, co_sign: CoSignRequest, request: Request, parts: PartsPart
+    petition_id: UUID, co_sign: CoSignRequest, request: Request, container: ContainerDependency
 ) -> CoSignResponse:
     """Co-sign a petition, once per identity; co-signs have a separate limit."""
-    signed = await parts.submissions.co_sign(
-        petition_id, co_sign.signer_id, parts.co_sign_limiter, request.state.trace_id
+    signed = await container.submissions.co_sign(
+        petition_id, co_sign.signer_id, container.co_sign_limiter, request.state.trace_id
     )
     return CoSignResponse.of(signed)
 
@@ -170,10 +174,10 @@ async def co_sign_petition(
     },
 )
 async def withdraw_petition(
-    petition_id: UUID, withdrawal: WithdrawalRequest, request: Request, parts: PartsPart
+    petition_id: UUID, withdrawal: WithdrawalRequest, request: Request, container: ContainerDependency
 ) -> PetitionResponse:
     """Withdraw a petition. It still counts for the limit."""
-    petition = await parts.submissions.withdraw(
+    petition = await container.submissions.withdraw(
         petition_id, withdrawal.requester_id, withdrawal.reason, request.state.trace_id
     )
     return PetitionResponse.of(petition)

@@ -27,7 +27,7 @@ from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Container:
     """The objects that routes and commands use."""
 
     settings: PetitionsSettings
@@ -55,13 +55,13 @@ def build_metrics(settings: PetitionsSettings) -> MetricsCollector:
     )
 
 
-def build_parts(
+def build_container(
     settings: PetitionsSettings,
     url: str,
     metrics: MetricsCollector | None = None,
     now: Callable[[], datetime] | None = None,
-) -> Parts:
-    """Create the parts of a service on a database; `now` replaces the database's clock in tests."""
+) -> Container:
+    """Create the container of a service on a database; `now` replaces the database's clock in tests."""
     metrics = build_metrics(settings) if metrics is None else metrics
     database = Database(
         url,
@@ -82,7 +82,7 @@ def build_parts(
         global_limit=limit.global_limit,
         metrics=metrics,
     )
-    return Parts(
+    return Container(
         settings=settings,
         metrics=metrics,
         database=database,
@@ -100,7 +100,7 @@ def build_parts(
     )
 
 
-def get_parts(request: Request) -> Parts:
-    """Return the parts of the service of a request."""
-    parts: Parts = request.app.state.parts
-    return parts
+def get_container(request: Request) -> Container:
+    """Return the container of the service of a request."""
+    container: Container = request.app.state.container
+    return container

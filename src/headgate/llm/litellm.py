@@ -14,7 +14,7 @@ from headgate.keys import Key
 from headgate.llm.calls import AsyncBudget, AsyncBudgetCall
 
 with needing("headgate.llm.litellm", "llm-litellm"):
-    from litellm.exceptions import RateLimitError
+    from litellm.exceptions import RateLimitError, Timeout
     from litellm.integrations.custom_logger import CustomLogger
 
 __all__ = ["BudgetCallback", "ProxyBudgetCallback"]
@@ -51,6 +51,8 @@ class OpenCalls:
             call.release()
         with contextlib.suppress(ConfigError):  # without usage it keeps the estimate
             call.settle(getattr(response, "usage", None))
+        if isinstance(failure, Timeout):
+            failure = TimeoutError()  # the provider may have charged the call, so it keeps its estimate
         await call.__aexit__(None if failure is None else type(failure), failure, None)
 
 
@@ -89,6 +91,13 @@ class BudgetCallback(CustomLogger):  # type: ignore[misc]
     ) -> None:
         """Settle a stream at its usage."""
         await self._calls.end(kwargs, response_obj)
+
+
+    async def async_log_failure_event(
+        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        """Settle a call that failed, in versions of LiteLLM without a hook for failed attempts."""
+        await self._calls.end(kwargs, None, kwargs.get("exception"))
 
 
 class ProxyBudgetCallback(CustomLogger):  # type: ignore[misc]

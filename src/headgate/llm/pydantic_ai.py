@@ -55,7 +55,7 @@ class BudgetModel(WrapperModel):  # type: ignore[misc]
                 try:
                     yield stream
                 finally:
-                    usage = Usage.of(stream.usage() if callable(stream.usage) else stream.usage)
+                    usage = Usage.of(stream.usage)
                     call.progress(usage.output_tokens)
                     if usage.counted_input:
                         call.settle(usage)

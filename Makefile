@@ -74,5 +74,5 @@ dist: $(READY) ## build sdists and wheels of all three projects into dist/, chec
 	$(BIN)/python tools/dist.py
 
 clean: ## remove all generated files
-	rm -rf $(VENV) $(COMPILED) tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-adapters $(COMPILED) tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src server services tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -10,14 +10,14 @@ import uvicorn
 from headgate import AsyncLimiter, concurrent, sliding_window
 from headgate.http.tools import RefusalStatus
 
-COSTS = {"search": 3}
+COSTS = {"search": {"calls": 3, "places": 1}}
 
 
 def limiter(url: str) -> AsyncLimiter:
     """Return the limiter, shared by all servers."""
     return AsyncLimiter(
-        sliding_window("12/minute", scope="user", name="calls"),
-        concurrent(2, lease="1m", scope="tool", name="running"),
+        sliding_window("12/minute", scope="user", unit="calls", name="calls"),
+        concurrent(2, lease="1m", scope="tool", unit="places", name="running"),
         name="tools",
         store=url,
         on_store_error="raise",

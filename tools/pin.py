@@ -25,7 +25,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "pip")), "--disable-pip-version-check"]
-        wanted = (f"{ROOT}[dev,adapters,bench,mutate,browser,dist]", f"{ROOT}/server[all]", f"{ROOT}/services[all]")
+        wanted = (
+            f"{ROOT}[dev,adapters,bench,mutate,browser,dist]",
+            f"{ROOT}/server[all]",
+            f"{ROOT}/services[all]",
+        )
         editable = [part for project in wanted for part in ("--editable", project)]
         subprocess.run([*pip, "install", "--quiet", *editable], check=True)
         freeze = [*pip, "freeze", "--exclude-editable"]

@@ -92,7 +92,6 @@ class BudgetCallback(CustomLogger):  # type: ignore[misc]
         """Settle a stream at its usage."""
         await self._calls.end(kwargs, response_obj)
 
-
     async def async_log_failure_event(
         self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
     ) -> None:

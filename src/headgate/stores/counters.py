@@ -556,8 +556,9 @@ class PenaltyGate(MemoryGate):
     def decision(self, request: Request, slots: tuple[Slot, ...], at: int) -> Decision:
         if request.is_punishable:
             for place, watched in self.watched.items():
-                if slots[place].is_free and self.is_refused_by(slots, watched):
-                    self.count_refusal(slots[place], at, request.now)
+                slot = slots[place]
+                if slot.is_free and self.is_refused_by(slots, watched):
+                    self.count_refusal(slot, at, request.now)
         return MemoryGate.decision(self, request, slots, at)
 
     def is_refused_by(self, slots: tuple[Slot, ...], places: tuple[int, ...]) -> bool:
@@ -600,7 +601,8 @@ class PenaltyGate(MemoryGate):
             return None
         receipts = list(taken)
         for place in self.watched:  # in ascending order
-            receipts.insert(place, (slots[place].key, ()))
+            slot = slots[place]
+            receipts.insert(place, (slot.key, ()))
         return tuple(receipts)
 
 

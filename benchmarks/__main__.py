@@ -5,7 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SUBJECTS = ("memory", "sqlite", "redis", "postgres", "server", "http", "petitions", "replay", "scale")
+SUBJECTS = (
+    "memory",
+    "sqlite",
+    "redis",
+    "postgres",
+    "server",
+    "envoy",
+    "http",
+    "petitions",
+    "replay",
+    "scale",
+)
 
 
 def main() -> int:

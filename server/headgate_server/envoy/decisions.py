@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headgate import AsyncHold, CostTooHigh, Decision
 from headgate.policy import AsyncLivePolicy
 from headgate.quota import MAX_UNITS
 from headgate.stores import Request
-from headgate_server.envoy.answers import REFUSED, answer, shown_limit, status
+from headgate_server.envoy.answers import REFUSED, Status, answer, status_of
 from headgate_server.envoy.matching import Asked, Matcher
+from headgate_server.envoy.messages import OVER_LIMIT
 from headgate_server.envoy.parts import LimiterPart, LimiterParts, rounded_deadline
 
 logger = logging.getLogger("headgate.server")
 
-Statuses = dict[int, Mapping[str, Any]]
+Statuses = dict[int, Status]
 
 
 class SetOutcome(NamedTuple):
@@ -77,6 +78,8 @@ class EnvoyDecisions:
             logger.exception("a request of Envoy for the domain %r failed", request.domain[:80])
             closed = self._live.policy.limiters[matcher.domain.limiter].on_store_error == "closed"
             return answer(number, dict.fromkeys(range(number), REFUSED) if closed else {})
+        if len(outcomes) == 1:
+            return answer(number, outcomes[0].statuses, outcomes[0].fields.items())
         statuses: Statuses = {}
         for outcome in outcomes:
             statuses |= outcome.statuses
@@ -110,10 +113,11 @@ class _Call:
 
     async def decide(self, asked: Sequence[Asked], *, atomic: bool) -> list[SetOutcome]:
         """Decide counters together, or each on its own; counters with only shadow rules are always separate."""
-        together = [each for each in asked if atomic and each.scope in self._parts.live_scopes]
-        alone = [each for each in asked if each not in together]
-        if not alone:
+        live = self._parts.live_scopes
+        together = [each for each in asked if atomic and each.scope in live]
+        if len(together) == len(asked):
             return await self._all_or_nothing(together)
+        alone = [each for each in asked if each not in together]
         outcomes, others = await asyncio.gather(
             self._all_or_nothing(together), asyncio.gather(*(self._charge([each]) for each in alone))
         )
@@ -130,16 +134,13 @@ class _Call:
         await part.limiter.gate.decide(request)
 
     async def _all_or_nothing(self, asked: Sequence[Asked]) -> list[SetOutcome]:
-        first: dict[str, Asked] = {}
-        for each in asked:
-            first.setdefault(each.scope, each)
-        others = [each for each in asked if first[each.scope] is not each]
-        together = list(first.values())
-        if not together:
+        if not asked:
             return []
-        if not others:
-            return [await self._charge(together)]
-        return await self._with_holds(others, together)
+        first = {each.scope: each for each in reversed(asked)}
+        if len(first) == len(asked):
+            return [await self._charge(asked)]
+        others = [each for each in asked if first[each.scope] is not each]
+        return await self._with_holds(others, list(first.values()))
 
     async def _with_holds(self, others: Sequence[Asked], together: Sequence[Asked]) -> list[SetOutcome]:
         """Hold the units of counters that share a scope with another one, charge the rest, and settle or release."""
@@ -198,27 +199,25 @@ def _outcome(part: LimiterPart, asked: Sequence[Asked], decision: Decision, requ
     if not part.limiter.rules:  # only shadow rules
         return SetOutcome(True, {}, MAX_UNITS, {})
     terms = part.terms(request)
+    verdicts, limits = decision.fields, part.limits(terms)
     statuses: Statuses = {}
-    for each in asked:
-        statuses |= dict.fromkeys(each.places, status(decision, part.rules_of(each.scope, terms)))
+    for each, rules in zip(asked, part.places, strict=True):
+        found = status_of([verdicts[rule] for rule in rules], [limits[rule] for rule in rules])
+        for place in each.places:
+            statuses[place] = found
     fields = part.writer.text_fields(decision, time.time_ns() // 1_000, terms)
-    return SetOutcome(
-        decision.allowed, statuses, (decision.remaining or 0) if decision.allowed else -1, fields
-    )
+    room = (decision.remaining or 0) if decision.allowed else -1
+    return SetOutcome(decision.allowed, statuses, room, fields)
 
 
 def _too_costly(part: LimiterPart, asked: Sequence[Asked], error: CostTooHigh) -> SetOutcome:
     """Return the refusal of a cost that can never be admitted."""
-    statuses = dict(_too_costly_statuses(part, asked, error))
+    limits = part.limits(part.terms(part.request(asked)))
+    statuses: Statuses = {
+        place: Status(OVER_LIMIT, limits[rule])
+        for each, rules in zip(asked, part.places, strict=True)
+        for rule in rules
+        if part.limiter.rules[rule].name == error.rule
+        for place in each.places
+    }
     return SetOutcome(False, statuses, -1, {})
-
-
-def _too_costly_statuses(
-    part: LimiterPart, asked: Sequence[Asked], error: CostTooHigh
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    terms = part.terms(part.request(asked))
-    for each in asked:
-        found = part.rules_of(each.scope, terms).get(error.rule)
-        if found is not None:
-            for place in each.places:
-                yield place, {**REFUSED, "current_limit": shown_limit(*found)}

@@ -64,83 +64,102 @@ class Matcher:
     def __init__(self, domain: DomainPolicy) -> None:
         self.domain = domain
         self._root = _Branch(domain.descriptors)
+        self._has_replacements = _has_replacements(domain.descriptors)
 
     def plan(self, request: Any) -> Plan:
         """Return the counters of a `RateLimitRequest`."""
-        matched = [
-            (place, descriptor, *found)
-            for place, descriptor in enumerate(request.descriptors)
-            if (found := self.find(descriptor.entries)) is not None and found[0].scope is not None
-        ]
-        replaced = frozenset[str]().union(*(node.replaces for _, _, node, _ in matched))
-        decided: dict[tuple[str, str, Quota | None], Asked] = {}
-        recorded: list[Asked] = []
-        for place, descriptor, node, key in matched:
-            scope = node.scope
-            if scope is None or scope in replaced:
-                continue
-            asked = Asked(scope, key, cost_of(request, descriptor), override_of(descriptor), (place,))
-            if node.record:
-                recorded.append(asked)
-                continue
-            same = decided.get((scope, key, asked.override))
-            if same is not None:
-                asked = asked._replace(
-                    cost=min(same.cost + asked.cost, MAX_UNITS), places=(*same.places, place)
+        usual = request.hits_addend or 1
+        matched: list[tuple[DescriptorPolicy, Asked]] = []
+        for place, descriptor in enumerate(request.descriptors):
+            found = self.find(descriptor.entries)
+            if found is not None and found[0].scope is not None:
+                node, key = found
+                cost = (
+                    min(descriptor.hits_addend.value, MAX_UNITS)
+                    if descriptor.HasField("hits_addend")
+                    else usual
                 )
-            decided[scope, key, asked.override] = asked
-        return Plan(list(decided.values()), recorded)
+                matched.append((node, Asked(found[0].scope, key, cost, override_of(descriptor), (place,))))
+        if self._has_replacements:
+            replaced = frozenset[str]().union(*(node.replaces for node, _ in matched))
+            matched = [(node, asked) for node, asked in matched if asked.scope not in replaced]
+        decided = [asked for node, asked in matched if not node.record]
+        recorded = [asked for node, asked in matched if node.record]
+        return Plan(_without_repetitions(decided) if len(decided) > 1 else decided, recorded)
 
     def find(self, entries: Iterable[Any]) -> tuple[DescriptorPolicy, str] | None:
         """Return the node of a descriptor's last entry and the key; `None` if no node matches."""
-        branch, node, parts = self._root, None, []
+        branch, node = self._root, None
+        parts: list[str] = []
         for entry in entries:
-            found = branch.find(entry.key, entry.value)
+            value = entry.value
+            found = branch.find(entry.key, value)
             if found is None:
                 return None
-            node, branch = found
-            if node.is_counted_by_value:
-                parts.append(entry.value)
-        return None if node is None else (node, joined(parts))
+            node, branch, is_counted = found
+            if is_counted:
+                parts.append(value)
+        if node is None:
+            return None
+        return node, parts[0] if len(parts) == 1 else joined(parts)
+
+
+def _without_repetitions(asked: list[Asked]) -> list[Asked]:
+    """Return equal counters as one, with the sum of their costs."""
+    found: dict[tuple[str, str, Quota | None], Asked] = {}
+    for each in asked:
+        place = each.scope, each.key, each.override
+        same = found.get(place)
+        found[place] = (
+            each
+            if same is None
+            else each._replace(cost=min(same.cost + each.cost, MAX_UNITS), places=same.places + each.places)
+        )
+    return list(found.values())
+
+
+class _Found(NamedTuple):
+    """A node, the nodes below it, and whether its values are counted separately."""
+
+    node: DescriptorPolicy
+    below: _Branch
+    is_counted: bool
 
 
 class _Branch:
     """Nodes beside each other, by key and value."""
 
     def __init__(self, nodes: Iterable[DescriptorPolicy]) -> None:
-        self._exact: dict[tuple[str, str | None], tuple[DescriptorPolicy, _Branch]] = {}
+        self._exact: dict[tuple[str, str | None], _Found] = {}
         """Nodes of one value; under `None` those of any value."""
-        self._prefixes: dict[str, list[tuple[str, tuple[DescriptorPolicy, _Branch]]]] = {}
+        self._prefixes: dict[str, list[tuple[str, _Found]]] = {}
         for node in nodes:
-            found = node, _Branch(node.descriptors)
+            found = _Found(node, _Branch(node.descriptors), node.is_counted_by_value)
             if node.value is not None and node.value.endswith("*"):
                 self._prefixes.setdefault(node.key, []).append((node.value[:-1], found))
             else:
                 self._exact[node.key, node.value] = found
 
-    def find(self, key: str, value: str) -> tuple[DescriptorPolicy, _Branch] | None:
+    def find(self, key: str, value: str) -> _Found | None:
         found = self._exact.get((key, value))
         if found is not None:
             return found
-        for prefix, fitting in self._prefixes.get(key, ()):
-            if value.startswith(prefix):
-                return fitting
+        if self._prefixes:
+            for prefix, fitting in self._prefixes.get(key, ()):
+                if value.startswith(prefix):
+                    return fitting
         return self._exact.get((key, None))
 
 
+def _has_replacements(nodes: Iterable[DescriptorPolicy]) -> bool:
+    return any(node.replaces or _has_replacements(node.descriptors) for node in nodes)
+
+
 def joined(parts: list[str]) -> str:
-    """Return a key of several values; different values give different keys."""
+    """Return the key of no value or of several; different values give different keys."""
     if not parts:
         return SHARED
-    if len(parts) == 1:
-        return parts[0]
     return "|".join(part.replace("%", "%25").replace("|", "%7C") for part in parts)
-
-
-def cost_of(request: Any, descriptor: Any) -> int:
-    """Return the units of a descriptor: its own number, even 0, or that of the request, where 0 means 1."""
-    hits = descriptor.hits_addend.value if descriptor.HasField("hits_addend") else request.hits_addend or 1
-    return min(hits, MAX_UNITS)
 
 
 def override_of(descriptor: Any) -> Quota | None:

@@ -89,6 +89,7 @@ def _class(name: str) -> Any:
     return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
+RateLimit = _class("RateLimit")
 RateLimitRequest = _class("RateLimitRequest")
 RateLimitResponse = _class("RateLimitResponse")
 HealthCheckRequest = _class("HealthCheckRequest")

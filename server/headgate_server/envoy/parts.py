@@ -7,6 +7,7 @@ state belongs to the limiter's name, the rule and the key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from headgate import Rule
 from headgate.http import Writer
@@ -14,6 +15,7 @@ from headgate.policy import AsyncVersion
 from headgate.quota import Quota
 from headgate.rules import make_rule
 from headgate.stores import Request
+from headgate_server.envoy.answers import shown_limit
 from headgate_server.envoy.matching import Asked
 
 Terms = str | tuple[Quota | None, ...] | None
@@ -50,6 +52,7 @@ class LimiterPart:
     Attributes:
         limiter: The limiter with these rules.
         writer: Writes header fields.
+        places: For each counter, the places of its rules.
     """
 
     def __init__(self, version: AsyncVersion, asked: Sequence[Asked], deadline: float | None) -> None:
@@ -58,21 +61,25 @@ class LimiterPart:
         shadow = tuple(rule for rule in version.policy.shadow if rule.scope in scopes)
         self.limiter = version.part(live, shadow, deadline=deadline)
         self.writer = Writer(live, version.policy.headers)
+        self.places = [
+            [place for place, rule in enumerate(live) if rule.scope == each.scope] for each in asked
+        ]
+        self._asked = [next(i for i, each in enumerate(asked) if each.scope == rule.scope) for rule in live]
+        """The place of each rule's counter."""
+        self._has_overrides = any(each.override is not None for each in asked)
+        self._limits = [shown_limit(rule, rule.quota) for rule in live]
 
     def request(self, asked: Sequence[Asked], *, is_check: bool = False) -> Request:
         """Return the request for these counters; a check asks for at least one unit of each."""
-        by_scope = {each.scope: each for each in asked}
-        rules = self.limiter.rules
-        costs = [by_scope[str(rule.scope)].cost for rule in rules] or [each.cost for each in asked]
+        costs = [asked[place].cost for place in self._asked] or [each.cost for each in asked]
         if is_check:
             costs = [cost or 1 for cost in costs]
         cost = costs[0] if len(set(costs)) == 1 else tuple(costs)
-        request = Request(
-            "peek" if is_check else "hit", {scope: each.key for scope, each in by_scope.items()}, cost
-        )
-        if all(each.override is None for each in asked):
+        key = {each.scope: each.key for each in asked}
+        request = Request("peek" if is_check else "hit", key, cost)
+        if not self._has_overrides:
             return request
-        return request.with_quotas(tuple(by_scope[str(rule.scope)].override for rule in rules))
+        return request.with_quotas(tuple(asked[place].override for place in self._asked))
 
     def terms(self, request: Request) -> Terms:
         """Return the quotas that apply to a request, or its tier."""
@@ -81,13 +88,14 @@ class LimiterPart:
         tier, quotas = self.limiter.terms_for(request.key, None, request.quotas)
         return tier if quotas is None else quotas
 
-    def rules_of(self, scope: str, terms: Terms) -> dict[str, tuple[Rule, Quota]]:
-        """Return the rules with a scope and their quotas, by name."""
+    def limits(self, terms: Terms) -> Sequence[Any]:
+        """Return the limits of all rules as in an answer."""
+        if terms is None:
+            return self._limits
         rules = self.limiter.rules
         if not isinstance(terms, tuple):
-            return {rule.name: (rule, rule.quota_for(terms)) for rule in rules if rule.scope == scope}
-        pairs = zip(rules, terms, strict=True)
-        return {rule.name: (rule, own or rule.quota) for rule, own in pairs if rule.scope == scope}
+            return [shown_limit(rule, rule.quota_for(terms)) for rule in rules]
+        return [shown_limit(rule, own or rule.quota) for rule, own in zip(rules, terms, strict=True)]
 
 
 class LimiterParts:

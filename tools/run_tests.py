@@ -47,7 +47,7 @@ CORE = (
     *(f"conformance/test_{name}.py" for name in ("memory", "async_memory")),
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
-SHARED_KIT = "conformance/test_async_sqlite.py::TestAsyncSQLiteByItsOwnClock"
+SHARED_KIT = "conformance/test_async_sqlite.py"
 """The kit on a shared store, on plain Python too: the coverage bar counts its tests of several processes."""
 ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("platforms", "races", "refunds"))
 """Exceptions: on plain Python the kit is enough for these subjects, and they add no coverage."""

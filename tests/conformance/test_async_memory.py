@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from headgate import MemoryStore
 from headgate.testing import AsyncStoreContract
+from tests.conformance.variants import TaskVariant
 
 
-class TestAsyncMemoryAtGivenTimes(AsyncStoreContract):
+class TestAsyncMemoryAtGivenTimes(TaskVariant):
     effort = 0.4
 
     def make_store(self) -> MemoryStore:

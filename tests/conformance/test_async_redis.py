@@ -1,25 +1,21 @@
-"""The Redis store keeps every promise to coroutines, whose calls share round trips.
-
-The vectors are played once: they are about the script, which `test_redis` has run on every server with them.
-"""
+"""The Redis store keeps its promises to coroutines, whose calls share round trips; `test_redis` tests the script."""
 
 from __future__ import annotations
 
-from headgate.testing import AsyncStoreContract
 from tests.conformance.redis_stores import OnCluster, OnServer
+from tests.conformance.variants import TaskVariant
 
 
-class TestAsyncRedisAtGivenTimes(AsyncStoreContract, OnServer):
+class TestAsyncRedisAtGivenTimes(TaskVariant, OnServer):
     effort = 0.2
 
 
-class TestAsyncValkeyByItsOwnClock(AsyncStoreContract, OnServer):
+class TestAsyncValkeyByItsOwnClock(TaskVariant, OnServer):
     effort = 0.2
     own_time = True
     server = "valkey"
-    test_vectors_are_answered_to_the_microsecond = None
 
 
-class TestAsyncRedisCluster(AsyncStoreContract, OnCluster):
+class TestAsyncRedisCluster(TaskVariant, OnCluster):
     effort = 0.1
-    test_vectors_are_answered_to_the_microsecond = None
+    kinds = ("sliding_window",)  # the kind decides nothing about nodes and connections

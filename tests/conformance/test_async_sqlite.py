@@ -1,22 +1,14 @@
-"""The SQLite store keeps every promise to coroutines."""
+"""The SQLite store keeps its promises to coroutines."""
 
 from __future__ import annotations
 
 from headgate import SQLiteStore
-from headgate.testing import AsyncStoreContract
+from tests.conformance.variants import TaskVariant
 
 
-class TestAsyncSQLiteAtGivenTimes(AsyncStoreContract):
-    effort = 0.2
-
-    def make_store(self) -> SQLiteStore:
-        return SQLiteStore(self.folder / "limits.db")
-
-
-class TestAsyncSQLiteByItsOwnClock(AsyncStoreContract):
+class TestAsyncSQLite(TaskVariant):
     own_time = True
-    effort = 0.1
-    test_vectors_are_answered_to_the_microsecond = None  # `test_sqlite` runs them with its own clock
+    effort = 0.2
 
     def make_store(self) -> SQLiteStore:
         return SQLiteStore(self.folder / "limits.db", clock=self.clock)

@@ -1,4 +1,4 @@
-"""A server in front of a memory keeps every promise of a store.
+"""A server in front of a memory keeps the promises of a store: it loses nothing of a call and nothing of an answer.
 
 The clock is the server's and the test's; the contract changes limits from one call to the next, which here is a change of
 the server's policy.
@@ -16,9 +16,11 @@ from headgate import ConfigError, Rule
 from headgate.client import ServerStore
 from headgate.keys import PlainKey
 from headgate.stores.base import AsyncGate, Gate
-from headgate.testing import AsyncStoreContract, FakeClock, StoreContract
+from headgate.testing import FakeClock
 from headgate.testing.contract import keys
 from headgate.testing.contract.base import Contract
+from headgate.testing.contract.features import FeatureTests
+from tests.conformance.variants import BlockingVariant, TaskVariant
 from tests.server.loopback import LONGEST_WAIT, ThreadedServer, limiter_policy, policy_of
 
 MOST_LIMITERS = 8
@@ -122,9 +124,9 @@ class OnServer(Contract):
         return FollowedStore(self.server)
 
 
-class TestServer(OnServer, StoreContract):
+class TestServer(OnServer, BlockingVariant, keys.KeyTests, FeatureTests):
     pass
 
 
-class TestAsyncServer(AsyncStoreContract, OnServer):
-    test_vectors_are_answered_to_the_microsecond = None  # the class above runs them on the same server
+class TestAsyncServer(TaskVariant, OnServer):
+    pass

@@ -7,7 +7,10 @@ import pytest
 from headgate import Limiter, MemoryStore, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.rules import Rule
 from headgate.testing import FakeClock, StoreContract
-from headgate.testing.contract.replay import START_US
+from headgate.testing.contract.base import Contract
+from headgate.testing.contract.races import ThreadRaceTests
+from headgate.testing.contract.replay import START_US, ReplayTests
+from headgate.testing.contract.times import TimeTests
 from tests.unit.clocks import steady
 
 RULES = (
@@ -19,25 +22,25 @@ RULES = (
 each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
 
-class MemoryContract(StoreContract):
+class MemoryContract(Contract):
     def dump(self) -> object:
         assert isinstance(self.store, MemoryStore)
         return self.store._counters.states()
 
 
-class TestMemoryAtGivenTimes(MemoryContract):
+class TestMemoryAtGivenTimes(MemoryContract, ReplayTests, TimeTests):
     def make_store(self) -> MemoryStore:
         return MemoryStore()
 
 
-class TestMemoryByItsOwnClock(MemoryContract):
+class TestMemoryByItsOwnClock(MemoryContract, StoreContract):
     own_time = True
 
     def make_store(self) -> MemoryStore:
         return MemoryStore(clock=self.clock)
 
 
-class TestMemoryByASteadyClock(MemoryContract):
+class TestMemoryByASteadyClock(MemoryContract, ReplayTests, TimeTests, ThreadRaceTests):
     """The clock of real programs; it never goes back."""
 
     own_time = True

@@ -120,15 +120,6 @@ def compare(trace: Trace) -> None:
         assert (number, tuple(map(as_answer, said))) == (number, model.play(step, clock.now_us()))
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
-def test_each_rule_answers_like_the_model(kind: Kind) -> None:
-    @given(traces([kind], most_rules=1))
-    def search(trace: Trace) -> None:
-        compare(trace)
-
-    search()
-
-
 @given(traces(most_rules=3, features=ALL_FEATURES, most_steps=20))
 def test_units_moved_holds_places_calendars_and_quotas_answer_like_the_model(trace: Trace) -> None:
     compare(trace)

@@ -9,12 +9,14 @@ import pytest
 
 from headgate.stores.postgres import PostgresStore
 from headgate.testing import StoreContract
+from headgate.testing.contract.base import Contract
+from tests.conformance.variants import BlockingVariant
 
 PATIENT = 60.0
 """Seconds. A call on a busy machine may be slow; other tests cover timeouts."""
 
 
-class PostgresContract(StoreContract):
+class PostgresContract(Contract):
     effort = 0.25
     prepare = True
     durable = False
@@ -41,11 +43,11 @@ class PostgresContract(StoreContract):
             return connection.execute(query, (mark,)).fetchall()
 
 
-class TestPostgresAtGivenTimes(PostgresContract):
+class TestPostgresAtGivenTimes(PostgresContract, StoreContract):
     """Prepared statements and asynchronous commit, the defaults."""
 
 
-class TestPostgresByItsOwnClock(PostgresContract):
+class TestPostgresByItsOwnClock(PostgresContract, BlockingVariant):
     """Statements that work with any pooler, and synchronous commits."""
 
     effort = 0.1

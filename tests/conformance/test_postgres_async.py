@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps every promise to coroutines, whose calls are sent together."""
+"""The PostgreSQL store keeps its promises to coroutines, whose calls are sent together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import secrets
 import pytest
 
 from headgate.stores.postgres import PostgresStore
-from headgate.testing import AsyncStoreContract
 from tests.conformance.test_postgres import PATIENT
+from tests.conformance.variants import TaskVariant
 
 
-class TestAsyncPostgres(AsyncStoreContract):
+class TestAsyncPostgres(TaskVariant):
     effort = 0.2
 
     @pytest.fixture(autouse=True)

@@ -12,9 +12,12 @@ import pytest
 
 from headgate import Limiter, SQLiteStore, fixed_window, sliding_window, token_bucket
 from headgate.testing import FakeClock, StoreContract
+from headgate.testing.contract.base import Contract
+from headgate.testing.contract.replay import ReplayTests
+from headgate.testing.contract.times import TimeTests
 
 
-class SQLiteContract(StoreContract):
+class SQLiteContract(Contract):
     effort = 0.3
 
     @property
@@ -26,12 +29,12 @@ class SQLiteContract(StoreContract):
             return connection.execute("SELECT * FROM headgate_states ORDER BY id").fetchall()
 
 
-class TestSQLiteAtGivenTimes(SQLiteContract):
+class TestSQLiteAtGivenTimes(SQLiteContract, ReplayTests, TimeTests):
     def make_store(self) -> SQLiteStore:
         return SQLiteStore(self.path)
 
 
-class TestSQLiteByItsOwnClock(SQLiteContract):
+class TestSQLiteByItsOwnClock(SQLiteContract, StoreContract):
     own_time = True
 
     def make_store(self) -> SQLiteStore:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headgate import AsyncHold, CostTooHigh, Decision
+from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate.quota import MAX_UNITS
 from headgate.stores import Request
@@ -55,6 +56,8 @@ class EnvoyDecisions:
         self._policy = live.policy
         self._matchers: dict[str, Matcher] = {}
         self._parts: dict[str, LimiterParts] = {}
+        self._logged = ""
+        """The last logged error, until a request succeeds."""
 
     async def decide(self, request: Any, remaining: float | None = None) -> Any:
         """Return the response to a `RateLimitRequest`; it never raises.
@@ -74,10 +77,9 @@ class EnvoyDecisions:
             outcomes = await call.decide(plan.decided, atomic=matcher.domain.atomic)
             if plan.recorded:
                 await call.record(plan.recorded)
-        except Exception:
-            logger.exception("a request of Envoy for the domain %r failed", request.domain[:80])
-            closed = self._live.policy.limiters[matcher.domain.limiter].on_store_error == "closed"
-            return answer(number, dict.fromkeys(range(number), REFUSED) if closed else {})
+        except Exception as error:  # noqa: BLE001  # Envoy would admit after an error
+            return self._failed(matcher, number, error)
+        self._logged = ""
         if len(outcomes) == 1:
             return answer(number, outcomes[0].statuses, outcomes[0].fields.items())
         statuses: Statuses = {}
@@ -85,6 +87,18 @@ class EnvoyDecisions:
             statuses |= outcome.statuses
         binding = min(outcomes, key=lambda outcome: outcome.room, default=None)
         return answer(number, statuses, binding.fields.items() if binding is not None else ())
+
+    def _failed(self, matcher: Matcher, number: int, error: Exception) -> Any:
+        """Answer by the failure policy after an unexpected error; of equal errors in a row, one is logged."""
+        name = matcher.domain.limiter
+        message = redact(f"{type(error).__name__}: {error}")
+        if message != self._logged:
+            self._logged = message
+            logger.error("requests of Envoy to limiter %r fail: %s", name, message, exc_info=error)
+        limiter = self._live.policy.limiters.get(name)
+        if limiter is not None and limiter.on_store_error == "closed":
+            return answer(number, dict.fromkeys(range(number), REFUSED))
+        return answer(number, {})
 
     def _matcher(self, domain: str) -> Matcher | None:
         policy = self._live.policy

@@ -289,7 +289,7 @@ async def test_tiers_and_overrides_of_the_policy_apply() -> None:
 
 @pytest.mark.parametrize(("policy", "code"), [("open", OK), ("closed", OVER_LIMIT)])
 async def test_unexpected_error_is_answered_by_the_failure_policy(
-    policy: str, code: int, monkeypatch: pytest.MonkeyPatch
+    policy: str, code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = Service(TWO.replace("rules", f'on_store_error = "{policy}"\nrules', 1))
 
@@ -297,7 +297,11 @@ async def test_unexpected_error_is_answered_by_the_failure_policy(
         raise ZeroDivisionError
 
     monkeypatch.setattr("headgate_server.envoy.matching.Matcher.plan", fail)
-    assert codes(await service.ask({"client": "a"})) == [code]
+    for _ in range(3):
+        assert codes(await service.ask({"client": "a"})) == [code]
+    assert [record.getMessage() for record in caplog.records] == [
+        "requests of Envoy to limiter 'edge' fail: ZeroDivisionError: "
+    ]
 
 
 @pytest.mark.parametrize(("policy", "code"), [("open", OK), ("closed", OVER_LIMIT)])

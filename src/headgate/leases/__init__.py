@@ -8,5 +8,5 @@ of state, and a chunk that is never returned expires like the hold of a crashed 
 - a token bucket holds back the units that its rate adds during one `lease`;
 - a chunk of a fixed or calendar window ends with that window at the latest.
 
-So no interval contains more admitted units than without leases. `docs/decisions/0024` has the proof.
+So no interval contains more admitted units than without leases. `docs/decisions/0028` has the proof.
 """

@@ -196,6 +196,11 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     _chunks: ChunkBook | None = None
     """The chunks of leased units; `None` without a lease."""
 
+    def _stop_leases(self) -> None:
+        """End all chunks, and take no more."""
+        if self._chunks is not None:
+            self._chunks.stop()
+
     @property
     def guarantees(self) -> Guarantees:
         """The guarantees of its store, and what a lease changes about them."""

@@ -41,8 +41,9 @@ def test_processes_with_leases_admit_exactly_the_limit(urls: dict[str, str], sto
     def admit(number: int) -> int:
         with Limiter(rule, SHARED, name=name, store=url, lease=LEASE) as limiter:
             decisions = [limiter.hit(KEY) for _ in range(LIMIT // 2)]
-        assert any(decision.leased for decision in decisions)
-        return sum(map(bool, decisions))
+        admitted = sum(map(bool, decisions))
+        assert admitted < LIMIT // 4 or any(decision.leased for decision in decisions)
+        return admitted
 
     admitted = sum(in_processes(4, admit))
     with Limiter(rule, SHARED, name=name, store=url) as exact:

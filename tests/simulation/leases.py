@@ -205,8 +205,8 @@ class Simulation:
         book = make_book((self.rule,), lambda: offset + self.now + (self.now - START) * speed // 1_000_000)
         gate = make_gate(SimulatedGate(self, process := Process(0, None, book, rate)), book)  # type: ignore[arg-type]
         process.number, process.gate = next(self._numbers), gate
-        gate._call_later = lambda seconds, method: self._resume_later(  # type: ignore[method-assign]
-            process, int(seconds * SECOND), lambda: self._drive(process, method())
+        gate._call_later = lambda seconds, method, *args: self._resume_later(  # type: ignore[method-assign]
+            process, int(seconds * SECOND), lambda: self._drive(process, method(*args))
         )
         self._act(process)
 

@@ -31,8 +31,8 @@ class EndBeyondWindow(ChunkBook):
 class ReturnedTwice(ChunkBook):
     """A book that returns the rest of a chunk twice."""
 
-    def collect(self, *, everything: bool = False) -> list[tuple[Receipts, int]]:
-        return 2 * super().collect(everything=everything)
+    def collect(self) -> list[tuple[Receipts, int]]:
+        return 2 * super().collect()
 
 
 class KeptInFork(ChunkBook):

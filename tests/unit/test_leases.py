@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from headgate import (
     AsyncLimiter,
     ConfigError,
+    CostTooHigh,
     Decision,
     Limiter,
     SQLiteStore,
@@ -18,9 +21,15 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate.costs import Costs
+from headgate.hooks import Call, Hook
+from headgate.keys import Key
+from headgate.leases._async.gate import AsyncLeasedGate
 from headgate.leases.chunks import DRIFT, HOT_UNITS, MAX_HOT_KEYS, ChunkBook, chunk_size
 from headgate.rules import leased, rules_from
+from headgate.stores.base import Answer, Receipts
 from headgate.stores.request import Request
+from headgate.testing import FakeClock
 
 LEASE = "3m"
 LEASE_NS = 180 * 10**9
@@ -77,7 +86,7 @@ def test_cold_keys_other_calls_and_large_costs_are_decided_at_the_store(url: str
         hit(leasing, 50)
         assert not leasing.check("alice").leased
         assert not leasing.hit("alice", 0).leased
-        assert not leasing.hit("alice", 900).leased
+        assert not leasing.hit("alice", 700).leased
         with leasing.hold("alice") as hold:
             assert not hold.decision.leased
         assert leasing.hit("alice").leased
@@ -154,6 +163,32 @@ def test_lease_needs_a_shared_store_and_real_time(url: str) -> None:
     store.close()
 
 
+def test_lease_needs_a_store_with_the_time_of_the_machine(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "limits.db", clock=FakeClock()) as store, pytest.raises(
+        ConfigError, match="measured by the machine's clock, and this store has a FakeClock"
+    ):
+        Limiter("1000/hour", name="api", store=store, lease="1s")
+
+
+def test_cost_above_the_burst_between_leases_is_too_high(url: str) -> None:
+    with Limiter(token_bucket("1000/hour", burst=100), name="api", store=url, lease=LEASE) as leasing:
+        assert leasing.hit("alice", 50)
+        with pytest.raises(CostTooHigh):  # no wait would help
+            leasing.hit("alice", 51)
+
+
+def test_hooks_are_called_once_for_each_leased_decision(url: str) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Seen(Hook):
+        def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+            seen.append((call.operation, decision.leased))
+
+    with Limiter("1000/hour", name="api", store=url, lease=LEASE, hooks=[Seen()]) as leasing:
+        decisions = hit(leasing, 50)
+    assert seen == [("hit", decision.leased) for decision in decisions]
+
+
 def test_leased_rules_keep_their_states() -> None:
     for rule in rules_from(["5/minute", "5/hour burst 3"]):
         assert leased((rule,), 1_000_000)[0].identity == rule.identity
@@ -223,7 +258,8 @@ def test_a_forked_child_has_no_chunks(ticks: Ticks) -> None:
     assert open_chunk(book)
     book.after_fork_in_child()
     assert book.take(IDENTITY, 1) is None
-    assert book.collect(everything=True) == []
+    book.stop()
+    assert book.collect() == []
 
 
 def test_one_chunk_is_requested_at_a_time(ticks: Ticks) -> None:
@@ -233,8 +269,27 @@ def test_one_chunk_is_requested_at_a_time(ticks: Ticks) -> None:
         book.decided(IDENTITY, 1, GRANTED)
     assert book.request_units(IDENTITY, 1) == HOT_UNITS
     assert book.request_units(IDENTITY, 1) == 0
-    book.not_granted(IDENTITY)
+    book.answered(IDENTITY)
     assert book.request_units(IDENTITY, 1) == HOT_UNITS
+
+
+def test_an_interrupted_request_is_forgotten_after_one_lease(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    open_chunk(book)
+    for _ in range(99):
+        book.take(IDENTITY, 1)
+    assert book.request_units(IDENTITY, 1)
+    assert book.request_units(IDENTITY, 1) == 0
+    ticks.now += LEASE_NS
+    assert book.request_units(IDENTITY, 1)
+
+
+def test_a_cost_that_no_chunk_can_have_leaves_the_chunk_open(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    open_chunk(book)
+    assert book.take(IDENTITY, 500) is None
+    assert book.request_units(IDENTITY, 500) == 0
+    assert book.take(IDENTITY, 1)
 
 
 def test_chunks_follow_the_demand(ticks: Ticks) -> None:
@@ -244,9 +299,20 @@ def test_chunks_follow_the_demand(ticks: Ticks) -> None:
         assert book.take(IDENTITY, 1)
     ticks.now += LEASE_NS // 2
     assert book.request_units(IDENTITY, 1) == 101  # as many again, in the same lease
-    book.not_granted(IDENTITY)
+    book.answered(IDENTITY)
     ticks.now += 100 * LEASE_NS
     assert book.request_units(IDENTITY, 1) == 0  # no longer hot
+
+
+def test_units_of_a_chunk_count_once_as_demand(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    open_chunk(book)
+    for _ in range(49):
+        book.take(IDENTITY, 1)
+    ticks.now += LEASE_NS
+    assert book.request_units(IDENTITY, 1) == 50
+    book.answered(IDENTITY)
+    assert book.request_units(IDENTITY, 1) == 50
 
 
 def test_chunks_shrink_near_the_limit() -> None:
@@ -263,6 +329,112 @@ def test_the_number_of_measured_keys_is_bounded(ticks: Ticks) -> None:
     ticks.now += 3 * LEASE_NS
     book.request_units(IDENTITY, 1)
     assert len(book._demand) == 1
+
+
+def test_one_timer_returns_the_rests_of_all_chunks(ticks: Ticks) -> None:
+    book = book_of(ticks)
+    open_chunk(book)
+    timer = book.timer()
+    assert timer is not None
+    pause, time = timer
+    assert pause == pytest.approx(180, rel=0.01)
+    assert book.timer() is None
+    ticks.now = time
+    assert len(book.collect()) == 1
+    assert book.timer(time) is None
+    open_chunk(book)
+    after = book.timer()
+    assert after is not None
+    assert book.timer(time) is None  # an earlier timer that fires late starts no second chain
+    book.after_fork_in_child()
+    open_chunk(book)
+    assert book.timer() == after
+
+
+class ScriptedGate:
+    """A gate whose grants a test controls.
+
+    Attributes:
+        during_grant: Called before each grant.
+        returned: The units that were given back.
+        degraded: Whether the failure policy answers.
+    """
+
+    def __init__(self) -> None:
+        self.during_grant: Callable[[], Awaitable[None]] | None = None
+        self.returned: list[Costs] = []
+        self.degraded = False
+
+    async def decide(self, request: Request) -> Answer:
+        if request.operation == "hold" and self.during_grant is not None:
+            await self.during_grant()
+        receipts = ((1, (2,)),) if request.operation == "hold" else None
+        return GRANTED.as_degraded() if self.degraded else GRANTED, receipts
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        self.returned.append(cost)
+
+    async def reset(self, key: Key | None) -> None:
+        return
+
+
+@pytest.fixture
+def scripted() -> ScriptedGate:
+    return ScriptedGate()
+
+
+async def decide(gate: AsyncLeasedGate, times: int = 1) -> list[bool]:
+    return [(await gate.decide(Request("hit", "alice")))[0].leased for _ in range(times)]
+
+
+async def test_a_chunk_granted_after_the_close_is_returned_and_not_used(
+    ticks: Ticks, scripted: ScriptedGate
+) -> None:
+    gate = AsyncLeasedGate(scripted, book_of(ticks))
+    scripted.during_grant = gate.close
+    assert not any(await decide(gate, 50))
+    assert scripted.returned == [HOT_UNITS]
+
+
+async def test_a_chunk_granted_during_a_reset_is_returned_and_not_used(
+    ticks: Ticks, scripted: ScriptedGate
+) -> None:
+    gate = AsyncLeasedGate(scripted, book_of(ticks))
+    scripted.during_grant = lambda: gate.reset("alice")
+    assert not any(await decide(gate, HOT_UNITS))
+    assert scripted.returned == [HOT_UNITS]
+    scripted.during_grant = None
+    ticks.now += 1
+    assert any(await decide(gate, 20))
+
+
+async def test_units_granted_by_a_failure_policy_are_given_back(ticks: Ticks, scripted: ScriptedGate) -> None:
+    gate = AsyncLeasedGate(scripted, book_of(ticks))
+    await decide(gate, HOT_UNITS - 1)
+    scripted.degraded = True
+    assert not any(await decide(gate, 50))
+    assert scripted.returned == [HOT_UNITS]  # asked once, and then call by call until the store is back
+    scripted.degraded = False
+    assert await decide(gate, 2) == [False, True]
+
+
+async def test_a_cancelled_request_for_a_chunk_is_repeated(ticks: Ticks, scripted: ScriptedGate) -> None:
+    gate = AsyncLeasedGate(scripted, book_of(ticks))
+    await decide(gate, HOT_UNITS - 1)
+    started = asyncio.Event()
+
+    async def block() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    scripted.during_grant = block
+    task = asyncio.create_task(decide(gate))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    scripted.during_grant = None
+    assert await decide(gate) == [True]
 
 
 def test_only_hits_by_the_clock_of_the_store_are_leased(ticks: Ticks) -> None:

@@ -458,7 +458,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         A given store stays open.
         """
         if self._leased is not None:
-            await self._leased.return_chunks()
+            await self._leased.close()
         if self._handle is not None:
             await self._handle.aclose()
 

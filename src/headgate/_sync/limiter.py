@@ -447,7 +447,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         A given store stays open.
         """
         if self._leased is not None:
-            self._leased.return_chunks()
+            self._leased.close()
         if self._handle is not None:
             self._handle.close()
 

@@ -27,6 +27,7 @@ __all__ = [
     "State",
     "TokenBucket",
     "algorithm_for",
+    "capacity_of",
     "decide_all",
     "limit_of",
 ]
@@ -57,6 +58,13 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
     if rule.span is not None and rule.timezone is not None:
         return Calendar(rule.name, quota.limit, rule.span, rule.timezone)
     return _token_bucket(rule, quota)
+
+
+def capacity_of(rule: Rule, quota: Quota) -> int:
+    """Return the highest number of units that a rule admits at once with a quota."""
+    if rule.lease_us and rule.kind == "token_bucket":
+        return _burst_between_leases(rule, quota)
+    return _burst(quota)
 
 
 def is_state(algorithm: Algorithm, numbers: State) -> bool:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from headgate._fork import watch
 from headgate.algorithms import algorithm_for
 from headgate.algorithms.base import Receipts
+from headgate.clock import WallClock
 from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.keys import key_picker
@@ -40,6 +41,10 @@ DRIFT = 1_000
 """The clocks of this process and of the store may differ in speed by one part in this many."""
 
 
+SLACK_NS = 1_000_000
+"""How long after its end the rest of a chunk is returned, so that the timer does not come early."""
+
+
 def elapsed_ns() -> int:
     """Return nanoseconds since the machine was started; where the system can tell, including the time it was suspended."""
     return _read_clock()
@@ -62,14 +67,14 @@ class Chunk:
         ends: The time after which they must not be used, on the clock of the book.
         answer: The answer for the calls that it decides.
         receipts: Receipts to return the rest.
-        units: All its units.
+        counted: The units that were left when its use was last added to the demand.
     """
 
     left: int
     ends: int
     answer: Answer
     receipts: Receipts
-    units: int
+    counted: int
 
 
 @dataclass(slots=True, eq=False)
@@ -81,14 +86,15 @@ class Demand:
         units: Units admitted since then.
         expected: Units per lease, from the measurement before.
         remaining: The units that the store had left at its last answer.
-        is_asking: Whether a chunk has been requested and not yet granted.
+        asks_until: While the time is before this one, a requested chunk has not been granted or refused yet. It ends by
+            itself, because a signal handler may raise in the request.
     """
 
     since: int
     units: int = 0
     expected: int = 0
     remaining: int = 0
-    is_asking: bool = False
+    asks_until: int = 0
 
 
 class ChunkBook:
@@ -114,8 +120,12 @@ class ChunkBook:
         """Forget all chunks: they belong to the parent."""
         self._lock = threading.RLock()
         self._open: dict[Identity, Chunk] = {}
-        self._ended: list[Chunk] = []
+        self._ended: list[Chunk] = []  # that have units left
         self._demand: dict[Identity, Demand] = {}
+        self._forgets_at = 0
+        self._stops = 0
+        self._resumed = 0
+        self._timer_at = 0
 
     def identity_of(self, request: Request) -> Identity | None:
         """Return the identity of a call that a chunk may decide; `None` for any other.
@@ -142,45 +152,48 @@ class ChunkBook:
         return chunk.answer
 
     def request_units(self, identity: Identity, cost: int) -> int:
-        """Return the size of the chunk to request for a call, which `granted` or `refused` must follow; 0 for no chunk."""
+        """Return the size of the chunk to request for a call, after which `answered` must be called; 0 for no chunk."""
         return while_locked(self._lock, self._request_units, identity, cost)
 
     def _request_units(self, identity: Identity, cost: int) -> int:
-        demand = self._demand_for(identity)
-        if demand is None or demand.is_asking:
+        now = self.now()
+        demand = self._demand_for(identity, now)
+        if demand is None or self._stops or now < demand.asks_until:
             return 0
-        chunk = self._open.pop(identity, None)
-        if chunk is not None:
-            self._end(chunk, demand)
-        self._measure(demand)
+        self._measure(identity, demand, now)
         units = chunk_size(max(demand.expected, demand.units + cost), demand.remaining)
         if units < max(HOT_UNITS, 2 * cost):
-            return 0
-        demand.is_asking = True
+            return 0  # a cost that is too large for any chunk leaves the open one to smaller calls
+        self._end(identity)
+        demand.asks_until = now + self.lease_ns
         return units
 
-    def _demand_for(self, identity: Identity) -> Demand | None:
+    def _demand_for(self, identity: Identity, now: int) -> Demand | None:
         """Return the demand for an identity; `None` if too many other keys are in use."""
         if identity not in self._demand:
-            now = self.now()
-            if len(self._demand) >= MAX_HOT_KEYS:
+            if len(self._demand) >= MAX_HOT_KEYS and now >= self._forgets_at:
                 self._forget_cold(now)
+                self._forgets_at = now + self.lease_ns
             if len(self._demand) >= MAX_HOT_KEYS:
                 return None
             self._demand[identity] = Demand(now)
         return self._demand[identity]
 
-    def _measure(self, demand: Demand) -> None:
-        """Begin a new measurement once per lease."""
-        elapsed = self.now() - demand.since
+    def _measure(self, identity: Identity, demand: Demand, now: int) -> None:
+        """Add the use of the open chunk to the demand; begin a new measurement once per lease."""
+        chunk = self._open.get(identity)
+        if chunk is not None:
+            demand.units += chunk.counted - chunk.left
+            chunk.counted = chunk.left
+        elapsed = now - demand.since
         if elapsed >= self.lease_ns:
             demand.expected = demand.units * self.lease_ns // elapsed
-            demand.since, demand.units = demand.since + elapsed, 0
+            demand.since, demand.units = now, 0
 
     def _forget_cold(self, now: int) -> None:
         """Forget identities that were not used for two leases."""
         for identity, demand in list(self._demand.items()):
-            is_used = identity in self._open or demand.is_asking
+            is_used = identity in self._open or now < demand.asks_until
             if not is_used and now - demand.since > 2 * self.lease_ns:
                 del self._demand[identity]
 
@@ -189,7 +202,7 @@ class ChunkBook:
     ) -> Answer | None:
         """Open the chunk that was requested at the time `sent`, and take a call's cost from it.
 
-        Returns `None` if the grant came too late to be used; then it is returned as a whole.
+        Returns `None` if the grant came too late to be used; then it is to be returned as a whole.
         """
         return while_locked(self._lock, self._granted, identity, cost, units, sent, decision, receipts)
 
@@ -200,10 +213,12 @@ class ChunkBook:
         demand = self._demand.get(identity)
         if demand is None:  # forked since the request, so the chunk is the parent's
             return None
-        demand.is_asking, demand.remaining = False, decision.remaining or 0
-        if self.now() >= chunk.ends:
+        demand.remaining = decision.remaining or 0
+        if self._stops or sent <= self._resumed or self.now() >= chunk.ends:
             self._ended.append(chunk)
+            demand.expected = demand.units = 0  # if the store is this slow, chunks do not help
             return None
+        self._end(identity)
         chunk.left -= cost
         self._open[identity] = chunk
         return chunk.answer
@@ -215,46 +230,78 @@ class ChunkBook:
         length = min([self.lease_ns, *(1_000 * (reset or 0) for reset in left)])
         return sent + length * DRIFT // (DRIFT + 1)
 
-    def not_granted(self, identity: Identity) -> None:
-        """Note that a requested chunk was refused, or that its request failed."""
+    def answered(self, identity: Identity) -> None:
+        """Note that the request for a chunk is over, whatever its result."""
         demand = self._demand.get(identity)
         if demand is not None:
-            demand.is_asking = False
+            demand.asks_until = 0
 
     def decided(self, identity: Identity, cost: int, decision: Decision) -> None:
         """Note the answer of the store to a call."""
         demand = self._demand.get(identity)
         if demand is not None:
-            demand.remaining = decision.remaining or 0
+            # While the store is down, no chunks are requested.
+            demand.remaining = 0 if decision.degraded else decision.remaining or 0
             if decision.allowed:
                 demand.units += cost
 
-    def collect(self, *, everything: bool = False) -> list[tuple[Receipts, int]]:
-        """End the chunks that are over, or all; return the receipts and the rest of each chunk that has units left.
+    def stop(self) -> None:
+        """End all chunks, and open no others until `resume`, also not those that have been requested."""
+        while_locked(self._lock, self._stop)
+
+    def _stop(self) -> None:
+        self._stops += 1
+        for identity in list(self._open):
+            self._end(identity)
+
+    def resume(self) -> None:
+        """Open chunks again that are requested from now on."""
+        while_locked(self._lock, self._resume)
+
+    def _resume(self) -> None:
+        self._stops = max(0, self._stops - 1)
+        self._resumed = self.now()
+
+    def collect(self) -> list[tuple[Receipts, int]]:
+        """End the chunks that are over; return the receipts and the rest of each ended chunk.
 
         Each rest is returned by exactly one call.
         """
-        return while_locked(self._lock, self._collect, everything)
+        return while_locked(self._lock, self._collect)
 
-    def _collect(self, everything: bool) -> list[tuple[Receipts, int]]:
+    def _collect(self) -> list[tuple[Receipts, int]]:
         now = self.now()
-        over = [identity for identity, chunk in self._open.items() if everything or now >= chunk.ends]
-        for identity in over:
-            chunk = self._open.pop(identity)
-            self._end(chunk, self._demand[identity])
+        for identity in [identity for identity, chunk in self._open.items() if now >= chunk.ends]:
+            self._end(identity)
         ended, self._ended = self._ended, []
-        return [(chunk.receipts, chunk.left) for chunk in ended if chunk.left]
+        return [(chunk.receipts, chunk.left) for chunk in ended]
 
-    def _end(self, chunk: Chunk, demand: Demand) -> None:
-        demand.units += chunk.units - chunk.left
-        self._ended.append(chunk)
+    def _end(self, identity: Identity) -> None:
+        """End the open chunk of an identity, if there is one."""
+        chunk = self._open.pop(identity, None)
+        if chunk is not None:
+            self._demand[identity].units += chunk.counted - chunk.left
+            if chunk.left:
+                self._ended.append(chunk)
 
-    def next_end(self) -> float | None:
-        """Return the seconds until a chunk is over; `None` without chunks."""
-        if self._ended:
-            return 0.0
-        ends = [chunk.ends for chunk in list(self._open.values())]
-        return max(0, min(ends) - self.now()) / 1e9 if ends else None
+    def timer(self, fired: int = 0) -> tuple[float, int] | None:
+        """Return the seconds until `collect` is due, and its time, if a timer must be started for it.
+
+        Args:
+            fired: The time of the timer that has fired, if one has.
+        """
+        return while_locked(self._lock, self._timer, fired)
+
+    def _timer(self, fired: int) -> tuple[float, int] | None:
+        if fired == self._timer_at:
+            self._timer_at = 0
+        now = self.now()
+        due = now if self._ended else min((chunk.ends for chunk in self._open.values()), default=None)
+        # A timer that is overdue was lost with its event loop.
+        if due is None or now - SLACK_NS < self._timer_at <= due + SLACK_NS:
+            return None
+        self._timer_at = max(now, due) + SLACK_NS
+        return (self._timer_at - now) / 1e9, self._timer_at
 
 
 def leased_rules(
@@ -269,6 +316,10 @@ def leased_rules(
     if store.has_rules or not (store.guarantees.shared and store.guarantees.exact):
         raise ConfigError(
             f"lease= is for exact stores that several processes share, like Redis, and {type(store).__name__} is not one"
+        )
+    if not isinstance(store.clock, WallClock | None):
+        raise ConfigError(
+            f"a lease is measured by the machine's clock, and this store has a {type(store.clock).__name__}"
         )
     for rule in rules:
         if rule.kind == "concurrent":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from headgate._fair_queue import FairQueue
 from headgate._fork import watch
 from headgate.clock import Clock
+from headgate.errors import StoreUnavailable
 from headgate.hooks import logger
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.shadows import ShadowCount, ShadowRule
@@ -25,7 +27,6 @@ _PREPARED = (
     "_turn_of",
     "_place_queue",
     "_chunks",
-    "_leased",
     "new_hold",
     "gate",
 )
@@ -41,6 +42,8 @@ class PolicyVersion(Protocol):
     def shadows(self) -> Sequence[ShadowRule]: ...
 
     def _in_memory(self, clock: Clock | None) -> Any: ...
+
+    def _stop_leases(self) -> None: ...
 
 
 V = TypeVar("V", bound=PolicyVersion)
@@ -93,7 +96,12 @@ class ReloadingLimiter(Generic[V]):
 
     def _use(self, version: V) -> None:
         """Decide by another version from now on. It never raises."""
+        before = self._version
         self._adopt(version)
+        with suppress(
+            StoreUnavailable
+        ):  # in a signal handler that interrupted a call, which its chunk may decide
+            before._stop_leases()
         with self._lock:
             listeners = list(self._listeners)
         call_listeners(notify for listener in listeners if (notify := listener()) is not None)

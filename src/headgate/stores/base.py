@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from headgate._checks import Unpicklable, is_number
 from headgate._fork import watch
-from headgate.algorithms import MAX_ENTRIES, Algorithm, Receipt, algorithm_for
+from headgate.algorithms import MAX_ENTRIES, Algorithm, Receipt, algorithm_for, capacity_of
 from headgate.algorithms.base import Operation as Operation
 from headgate.algorithms.base import Receipts as Receipts
 from headgate.clock import Clock, to_microseconds
@@ -343,7 +343,7 @@ def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
                 f"rule {rule.name!r} is concurrent and counts only holds: use limiter.hold(...)"
             )
         quota = own or rule.quota_for(request.tier)
-        capacity = quota.limit if quota.burst is None else quota.burst
+        capacity = capacity_of(rule, quota)
         if cost > capacity > 0 and request.operation not in ("record", "renew") and rule.kind != "penalty":
             raise CostTooHigh(cost, capacity, rule.name, rule.unit)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from headgate import ConfigError, CostTooHigh, RateLimited
+from headgate import AsyncLimiter, ConfigError, CostTooHigh, RateLimited, fixed_window
 from headgate.hooks import Call, Hook
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.clocks import steady
 from tests.unit.flavours import done, entered
@@ -771,6 +772,21 @@ async def test_lease_of_a_policy_follows_the_file(follow: Follow, author: Author
     decisions = [await done(live["api"].hit("alice")) for _ in range(50)]
     assert decisions[-1].leased
     assert "with a lease" in live["api"].guarantees.may_lose
+    before = live["api"].gate
     author.write(text)
     live.reload()
     assert not (await done(live["api"].hit("alice"))).leased
+    # A call that read the old version must not use a chunk longer than the new rules count it.
+    assert not (await done(before.decide(Request("hit", "alice"))))[0].leased
+
+
+async def test_closing_a_policy_returns_leases_also_of_parts(author: Author, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/limits.db"
+    author.write(f'[limiters.api]\nrules = ["1000/hour"]\nstore = "{url}"\nlease = "3m"\n')
+    async with AsyncLivePolicy.from_file(author.path) as live:
+        part = live["api"].current.part(live["api"].rules)
+        for limiter in (live["api"], part):
+            assert [(await limiter.hit("alice")).leased for _ in range(50)][-1]
+        assert not live["api"].current.part((fixed_window("10/second"),)).policy.lease
+    async with AsyncLimiter("1000/hour", name="api", store=url) as exact:
+        assert (await exact.check("alice", 0)).remaining == 900

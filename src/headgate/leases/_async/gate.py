@@ -14,9 +14,6 @@ from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
 
-_SLACK = 0.001
-"""Seconds after the end of a chunk until its rest is returned, so that the timer does not come early."""
-
 
 class AsyncLeasedGate:
     """A gate that takes chunks from another gate.
@@ -31,7 +28,6 @@ class AsyncLeasedGate:
     def __init__(self, gate: AsyncGate, book: ChunkBook) -> None:
         self._gate = gate
         self._book = book
-        self._timer_ends = 0
 
     async def decide(self, request: Request) -> Answer:
         identity = self._book.identity_of(request)
@@ -55,52 +51,62 @@ class AsyncLeasedGate:
         return answer
 
     async def _take_chunk(self, request: Request, identity: Identity, cost: int, units: int) -> Answer | None:
-        sent = self._book.now()
-        decision = receipts = None
+        book = self._book
+        costs = (units,) * len(request.quotas) if request.quotas else units
+        wanted = Request("hold", request.key, costs, request.tier, None, request.quotas)
+        sent, granted = book.now(), None
         try:
-            costs = (units,) * len(request.quotas) if request.quotas else units
-            decision, receipts = await self._gate.decide(
-                Request("hold", request.key, costs, request.tier, None, request.quotas)
-            )
+            decision, receipts = await self._gate.decide(wanted)
+            if receipts is not None and not decision.degraded:
+                granted = book.granted(identity, cost, units, sent, decision, receipts)
         finally:
-            if receipts is None:
-                self._book.not_granted(identity)
-        if decision.degraded or receipts is None:
-            return None
-        answer = self._book.granted(identity, cost, units, sent, decision, receipts)
-        self._start_timer()
-        return answer
+            book.answered(identity)
+        if granted is not None:
+            self._start_timer()
+        elif decision.degraded and receipts is not None:
+            await self._gate.refund(
+                receipts, units, None
+            )  # the failure policy took it; it decides call by call
+        elif receipts is not None:
+            await self.return_ended()  # late
+        return granted
 
-    def _start_timer(self) -> None:
+    def _start_timer(self, fired: int = 0) -> None:
         """Let the rests of chunks be returned when they end; one timer serves all chunks."""
-        pause, now = self._book.next_end(), self._book.now()
-        if pause is None or now < self._timer_ends:
-            return
-        # If the timer is lost with its event loop, the next chunk starts another one.
-        self._timer_ends = now + int((pause + 2 * _SLACK) * 1e9)
-        _timed.add(self)
-        self._call_later(pause + _SLACK, self._return_ended)
+        timer = self._book.timer(fired)
+        if timer is not None:
+            pause, time = timer
+            # With this object as an argument, the rests are returned even if the limiter is gone.
+            self._call_later(pause, self._on_timer, time, self)
 
-    async def _return_ended(self) -> None:
-        _timed.discard(self)
-        self._timer_ends = 0
-        await self.return_chunks(everything=False)
-        self._start_timer()
+    async def _on_timer(self, time: int, _: AsyncLeasedGate) -> None:
+        await self.return_ended()
+        self._start_timer(time)
 
-    async def return_chunks(self, *, everything: bool = True) -> None:
-        """End all chunks, or those that are over, and return their rests to the store."""
-        for receipts, rest in self._book.collect(everything=everything):
+    async def return_ended(self) -> None:
+        """Return the rests of all chunks that are over to the store."""
+        for receipts, rest in self._book.collect():
             try:
                 await self._gate.refund(receipts, rest, None)
             except HeadgateError as error:  # as after a crash, they count until they expire
                 logger.warning("the rest of a lease, %d units, could not be returned: %s", rest, error)
 
+    async def close(self) -> None:
+        """Return the rests of all chunks, and take no more."""
+        self._book.stop()
+        await self.return_ended()
+
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._gate.refund(receipts, cost, now)
 
     async def reset(self, key: Key | None) -> None:
-        await self.return_chunks()  # its own chunks must not outlive their charge
-        await self._gate.reset(key)
+        # A chunk of this process must not outlive its charge, whether it was granted before or during the reset.
+        self._book.stop()
+        try:
+            await self.return_ended()
+            await self._gate.reset(key)
+        finally:
+            self._book.resume()
 
 
 def single_cost(request: Request) -> int:
@@ -109,7 +115,3 @@ def single_cost(request: Request) -> int:
     if isinstance(cost, tuple):
         cost = cost[0] if len(set(cost)) == 1 else 0
     return cost if type(cost) is int and cost > 0 else 0
-
-
-_timed: set[AsyncLeasedGate] = set()
-"""Gates with a timer. A timer refers weakly to its gate, but the rests must be returned after the limiter is gone."""

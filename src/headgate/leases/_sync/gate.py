@@ -15,9 +15,6 @@ from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
 
-_SLACK = 0.001
-"""Seconds after the end of a chunk until its rest is returned, so that the timer does not come early."""
-
 
 class LeasedGate:
     """A gate that takes chunks from another gate.
@@ -32,7 +29,6 @@ class LeasedGate:
     def __init__(self, gate: Gate, book: ChunkBook) -> None:
         self._gate = gate
         self._book = book
-        self._timer_ends = 0
 
     def decide(self, request: Request) -> Answer:
         identity = self._book.identity_of(request)
@@ -56,52 +52,60 @@ class LeasedGate:
         return answer
 
     def _take_chunk(self, request: Request, identity: Identity, cost: int, units: int) -> Answer | None:
-        sent = self._book.now()
-        decision = receipts = None
+        book = self._book
+        costs = (units,) * len(request.quotas) if request.quotas else units
+        wanted = Request("hold", request.key, costs, request.tier, None, request.quotas)
+        sent, granted = book.now(), None
         try:
-            costs = (units,) * len(request.quotas) if request.quotas else units
-            decision, receipts = self._gate.decide(
-                Request("hold", request.key, costs, request.tier, None, request.quotas)
-            )
+            decision, receipts = self._gate.decide(wanted)
+            if receipts is not None and not decision.degraded:
+                granted = book.granted(identity, cost, units, sent, decision, receipts)
         finally:
-            if receipts is None:
-                self._book.not_granted(identity)
-        if decision.degraded or receipts is None:
-            return None
-        answer = self._book.granted(identity, cost, units, sent, decision, receipts)
-        self._start_timer()
-        return answer
+            book.answered(identity)
+        if granted is not None:
+            self._start_timer()
+        elif decision.degraded and receipts is not None:
+            self._gate.refund(receipts, units, None)  # the failure policy took it; it decides call by call
+        elif receipts is not None:
+            self.return_ended()  # late
+        return granted
 
-    def _start_timer(self) -> None:
+    def _start_timer(self, fired: int = 0) -> None:
         """Let the rests of chunks be returned when they end; one timer serves all chunks."""
-        pause, now = self._book.next_end(), self._book.now()
-        if pause is None or now < self._timer_ends:
-            return
-        # If the timer is lost with its event loop, the next chunk starts another one.
-        self._timer_ends = now + int((pause + 2 * _SLACK) * 1e9)
-        _timed.add(self)
-        self._call_later(pause + _SLACK, self._return_ended)
+        timer = self._book.timer(fired)
+        if timer is not None:
+            pause, time = timer
+            # With this object as an argument, the rests are returned even if the limiter is gone.
+            self._call_later(pause, self._on_timer, time, self)
 
-    def _return_ended(self) -> None:
-        _timed.discard(self)
-        self._timer_ends = 0
-        self.return_chunks(everything=False)
-        self._start_timer()
+    def _on_timer(self, time: int, _: LeasedGate) -> None:
+        self.return_ended()
+        self._start_timer(time)
 
-    def return_chunks(self, *, everything: bool = True) -> None:
-        """End all chunks, or those that are over, and return their rests to the store."""
-        for receipts, rest in self._book.collect(everything=everything):
+    def return_ended(self) -> None:
+        """Return the rests of all chunks that are over to the store."""
+        for receipts, rest in self._book.collect():
             try:
                 self._gate.refund(receipts, rest, None)
             except HeadgateError as error:  # as after a crash, they count until they expire
                 logger.warning("the rest of a lease, %d units, could not be returned: %s", rest, error)
 
+    def close(self) -> None:
+        """Return the rests of all chunks, and take no more."""
+        self._book.stop()
+        self.return_ended()
+
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._gate.refund(receipts, cost, now)
 
     def reset(self, key: Key | None) -> None:
-        self.return_chunks()  # its own chunks must not outlive their charge
-        self._gate.reset(key)
+        # A chunk of this process must not outlive its charge, whether it was granted before or during the reset.
+        self._book.stop()
+        try:
+            self.return_ended()
+            self._gate.reset(key)
+        finally:
+            self._book.resume()
 
 
 def single_cost(request: Request) -> int:
@@ -110,7 +114,3 @@ def single_cost(request: Request) -> int:
     if isinstance(cost, tuple):
         cost = cost[0] if len(set(cost)) == 1 else 0
     return cost if type(cost) is int and cost > 0 else 0
-
-
-_timed: set[LeasedGate] = set()
-"""Gates with a timer. A timer refers weakly to its gate, but the rests must be returned after the limiter is gone."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+# begin async only
+from weakref import WeakValueDictionary
+
+# end async only
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate.clock import Clock
@@ -55,6 +59,7 @@ class AsyncVersion(AsyncLimiter):
         # begin async only
         self._shadow_hooks = shadow_hooks
         self._own_clock = clock
+        self._parts: WeakValueDictionary[int, AsyncVersion] = WeakValueDictionary()
         # end async only
         self._shadowed: AsyncShadowedGate | None = None
         tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
@@ -107,15 +112,32 @@ class AsyncVersion(AsyncLimiter):
         """Return the same limiter with other rules, usually some of its own; those keep their counts.
 
         Args:
-            rules: The live rules.
+            rules: The live rules. Units are leased only if all of them are rules of this limiter.
             shadow: The shadow rules.
             deadline: Seconds to wait for a network store, if that is shorter than the limiter's deadline.
         """
         deadlines = [each for each in (self.policy.deadline, deadline) if each is not None]
         least = min(deadlines) if deadlines and self.store.remote else self.policy.deadline
-        policy = replace(self.policy, rules=rules, shadow=shadow, deadline=least)
+        lease = self.policy.lease if all(rule in self.rules for rule in rules) else None
+        policy = replace(self.policy, rules=rules, shadow=shadow, deadline=least, lease=lease)
         hooks, shadow_hooks = self._policy_hooks, self._shadow_hooks
-        return AsyncVersion(policy, self.store, self._own_clock, hooks, shadow_hooks, self)
+        found = AsyncVersion(policy, self.store, self._own_clock, hooks, shadow_hooks, self)
+        self._parts[id(found)] = found
+        return found
+
+    def _stop_leases(self) -> None:
+        super()._stop_leases()
+        for part in self._living_parts():
+            part._stop_leases()
+
+    async def aclose(self) -> None:
+        """Return the units of leases, also of its parts."""
+        await super().aclose()
+        for part in self._living_parts():
+            await part.aclose()
+
+    def _living_parts(self) -> list[AsyncVersion]:
+        return [part for reference in self._parts.valuerefs() if (part := reference()) is not None]
 
     # end async only
     def _in_memory(self, clock: Clock | None) -> AsyncVersion:
@@ -131,7 +153,7 @@ class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
 
     `AsyncLivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
-    by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
+    by the newest one at every try. Its store belongs to the policy, so closing the limiter only ends its leases.
     """
 
     async def _take(
@@ -145,6 +167,10 @@ class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
     ) -> AsyncHold:
         # gate and holds of one version
         return await self._version._take(key, cost, tier, quota, now, is_final)
+
+    async def aclose(self) -> None:
+        """Return the units of leases; the store stays open."""
+        await self._version.aclose()
 
 
 class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):

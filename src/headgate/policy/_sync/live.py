@@ -110,7 +110,7 @@ class PolicyLimiter(ReloadingLimiter[Version], Limiter):
 
     `LivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
-    by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
+    by the newest one at every try. Its store belongs to the policy, so closing the limiter only ends its leases.
     """
 
     def _take(
@@ -124,6 +124,10 @@ class PolicyLimiter(ReloadingLimiter[Version], Limiter):
     ) -> Hold:
         # gate and holds of one version
         return self._version._take(key, cost, tier, quota, now, is_final)
+
+    def close(self) -> None:
+        """Return the units of leases; the store stays open."""
+        self._version.close()
 
 
 class LivePolicy(Watched[PolicyLimiter]):

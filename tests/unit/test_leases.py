@@ -164,8 +164,9 @@ def test_lease_needs_a_shared_store_and_real_time(url: str) -> None:
 
 
 def test_lease_needs_a_store_with_the_time_of_the_machine(tmp_path: Path) -> None:
-    with SQLiteStore(tmp_path / "limits.db", clock=FakeClock()) as store, pytest.raises(
-        ConfigError, match="measured by the machine's clock, and this store has a FakeClock"
+    with (
+        SQLiteStore(tmp_path / "limits.db", clock=FakeClock()) as store,
+        pytest.raises(ConfigError, match="measured by the machine's clock, and this store has a FakeClock"),
     ):
         Limiter("1000/hour", name="api", store=store, lease="1s")
 

@@ -107,7 +107,8 @@ class HoldBase(Unpicklable):
     ) -> Request:
         if self._quotas is not None and isinstance(costs, int):
             costs = (costs,) * len(self._quotas)
-        return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces)
+        # A confirmation replaces nothing if the hold took no units, but no penalty counts its refusal either.
+        return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces, is_final=False)
 
     def _renewal(self, now: float | None) -> Request | None:
         """Return the request that extends the lease of the hold's places; `None` if there is nothing to extend.

@@ -156,6 +156,19 @@ async def test_a_call_that_gives_up_in_the_queue_counts_only_if_it_would_be_refu
         first.cancel()
 
 
+# --- Holds that take units at their confirmation ----------------------------------------------------------------------
+
+
+@both
+async def test_a_refused_confirmation_of_a_hold_without_units_does_not_count(flavour: Flavour) -> None:
+    limiter = flavour(sliding_log("1/m"), penalty("15m", after=1), clock=FakeClock())
+    hold = await done(limiter.hold("a", 0))
+    await done(limiter.record("a", 1))
+    for _ in range(3):
+        assert (await done(hold.confirm(1))).denied_by == "per-minute"
+    assert refusals(limiter) == 0
+
+
 # --- The overflow state -----------------------------------------------------------------------------------------------
 
 

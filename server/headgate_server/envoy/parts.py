@@ -79,7 +79,12 @@ class LimiterPart:
         request = Request("peek" if is_check else "hit", key, cost)
         if not self._has_overrides:
             return request
-        return request.with_quotas(tuple(asked[place].override for place in self._asked))
+        return request.with_quotas(
+            tuple(
+                asked[place].override if rule.is_rate else None
+                for place, rule in zip(self._asked, self.limiter.rules, strict=True)
+            )
+        )
 
     def terms(self, request: Request) -> Terms:
         """Return the quotas that apply to a request, or its tier."""
@@ -125,15 +130,15 @@ class LimiterParts:
 def _rules_for(version: AsyncVersion, asked: Asked) -> list[Rule]:
     """Return the live rules that decide a counter.
 
-    A quota of the call replaces all of them: it applies to the rule with its period, or to a new rule.
+    A quota of the call replaces all of them except penalties: it applies to the rule with its period, or to a new rule.
     """
     own = [rule for rule in version.rules if rule.scope == asked.scope]
     override = asked.override
     if override is None or not own:
         return own
-    same = [rule for rule in own if rule.quota.period_us == override.period_us and rule.kind != "calendar"]
-    if same:
-        return same[:1]
-    if own[0].kind == "fixed_window":
-        return [make_rule("fixed_window", override, asked.scope)]
-    return [make_rule("sliding_window", override, asked.scope)]
+    rates = [rule for rule in own if rule.is_rate]
+    same = [rule for rule in rates if rule.quota.period_us == override.period_us and rule.kind != "calendar"]
+    if not same:
+        is_fixed = rates[0].kind == "fixed_window"
+        same = [make_rule("fixed_window" if is_fixed else "sliding_window", override, asked.scope)]
+    return [*same[:1], *(rule for rule in own if rule.kind == "penalty")]

@@ -148,7 +148,7 @@ class BudgetBase(Generic[AnyLimiter]):
             if rule.kind != "token_bucket":
                 # Admitted only if nobody else charged this rule since `check`, for example for the same report.
                 most = Quota(found.limit - found.remaining + missing, rule.quota.period_us)
-                request = limiter.request("hold", key, 0, quota={rule.name: most})
+                request = limiter.request("hold", key, 0, quota={rule.name: most}, is_final=False)
             # In a bucket another quota would cost the open holds their refunds; see decision 27.
             request = request.with_costs(tuple(missing if own is rule else 0 for own in limiter.rules))
             decision, _ = yield limiter.gate.decide(request)

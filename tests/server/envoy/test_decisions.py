@@ -264,6 +264,19 @@ async def test_limit_with_another_unit_has_its_own_state() -> None:
     assert await service.admitted(9, {"user": "a"}) == 3
 
 
+async def test_limit_of_a_descriptor_does_not_replace_a_penalty() -> None:
+    penalty = '{ kind = "penalty", quota = "2/h", scope = "user" }'
+    service = Service(
+        policy_with(
+            '{ key = "user", scope = "user" }', f'{{ quota = "3/minute", scope = "user" }}, {penalty}'
+        )
+    )
+    assert await service.admitted(9, {"user": "a", "limit": (4, 3)}) == 4
+    response = await service.ask({"user": "a", "limit": (9, 3)})
+    assert (codes(response), response.statuses[0].current_limit.requests_per_unit) == ([OVER_LIMIT], 2)
+    assert not await service.admits({"user": "a"})
+
+
 async def test_limit_of_unknown_unit_is_ignored() -> None:
     service = Service(policy_with('{ key = "user", scope = "user" }'))
     assert await service.admitted(9, {"user": "a", "limit": (4, 0)}) == 3

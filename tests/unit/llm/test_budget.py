@@ -16,6 +16,7 @@ from headgate import (
     RateLimited,
     calendar,
     concurrent,
+    penalty,
     sliding_log,
     sliding_window,
     token_bucket,
@@ -247,6 +248,17 @@ def test_correction_gives_way_to_a_correction_since_its_check(clock: FakeClock) 
         refused = steps.send(checked)
         assert not refused[0].allowed
         assert shared.check("m", 0).remaining == 300
+
+
+def test_refused_correction_begins_no_penalty(clock: FakeClock) -> None:
+    shared = Limiter(sliding_window("1000/minute", unit="tokens"), penalty("1h", after=1), clock=clock)
+    budget, other = Budget(shared), Budget(shared)
+    with budget.call("m", Usage(100)) as call, other.call("m", Usage(100)) as second:
+        steps = budget.correct(call, reported(300))
+        checked = next(steps)
+        second.report(reported(300))
+        assert not steps.send(checked)[0].allowed
+    assert shared.hit("m")
 
 
 def test_old_report_does_not_count_against_units_that_came_back_since(shared: Limiter) -> None:

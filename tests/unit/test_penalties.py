@@ -182,6 +182,25 @@ def test_a_full_memory_store_punishes_no_strangers() -> None:
     assert limiter.hit("known").denied_by == "penalty"
 
 
+def test_refusals_by_an_overflow_state_do_not_count() -> None:
+    """Strangers have used it up, and there is room for the penalty, because other states have expired."""
+    clock = FakeClock()
+    store = MemoryStore(max_keys=2, clock=clock)
+    brief = Limiter(sliding_log("1/s"), name="brief", store=store)
+    limiter = Limiter(sliding_log("1/m"), penalty("15m", after=1), name="login", store=store)
+    assert all([brief.hit("one"), brief.hit("two"), limiter.hit("stranger")])
+    clock.advance(2)
+    assert [limiter.hit("new").denied_by for _ in range(2)] == ["per-minute"] * 2
+    assert refusals(limiter) == 0
+
+
+def test_a_penalty_needs_no_room_for_an_admission() -> None:
+    store = MemoryStore(max_keys=2, clock=FakeClock())
+    limiter = Limiter(penalty("15m", after=1), sliding_log("2/m"), name="login", store=store)
+    assert [bool(limiter.hit(key)) for key in ("one", "two", "one", "two")] == [True] * 4
+    assert store.overflowed == 0
+
+
 # --- A store that is down ---------------------------------------------------------------------------------------------
 
 

@@ -90,6 +90,8 @@ cdef class PenaltyGate(MemoryGate):
     cdef readonly dict watched
     @cython.locals(slot=Slot)
     cdef Decision decision(self, Request request, tuple slots, int64_t at)
+    @cython.locals(slot=Slot, state=MeterState, admitted=bint)
+    cdef bint find_room(self, tuple slots, int64_t at) except -1
     @cython.locals(slot=Slot)
     cdef bint is_refused_by(self, tuple slots, tuple places) except -1
     @cython.locals(table=Table, counters=Counters, state=MeterState, birth=int64_t, meter=PenaltyMeter)

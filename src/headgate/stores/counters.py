@@ -561,19 +561,33 @@ class PenaltyGate(MemoryGate):
                     self.count_refusal(slot, at, request.now)
         return MemoryGate.decision(self, request, slots, at)
 
+    def find_room(self, slots: tuple[Slot, ...], at: int) -> bool:
+        """Find the states of the other rules; a penalty never uses an overflow state, and needs room only for a refusal."""
+        others = tuple([slot for slot in slots if slot.place not in self.watched])
+        admitted = MemoryGate.find_room(self, others, at)
+        for place in self.watched:
+            slot = slots[place]
+            state = slot.table.get(slot.key)
+            slot.state = slot.table.blank if state is None else state
+            slot.used = slot.meter.used(slot.state, at)
+            if slot.cost and slot.used + slot.cost * slot.meter.part > slot.meter.most:
+                admitted = False
+        return admitted
+
     def is_refused_by(self, slots: tuple[Slot, ...], places: tuple[int, ...]) -> bool:
-        """Return whether one of these rules refused; a limit of 0, which refuses without an end, does not matter."""
+        """Return whether one of these rules refused.
+
+        A limit of 0, which refuses without an end, does not matter, nor an overflow state, which strangers may have used up.
+        """
         for place in places:
             slot = slots[place]
-            if not slot.is_free and slot.retry_after != NEVER:
+            if not slot.is_free and slot.retry_after != NEVER and slot.state is not slot.table.overflow:
                 return True
         return False
 
     def count_refusal(self, slot: Slot, at: int, now: int | None) -> None:
-        """Count a refusal in a penalty; not in the overflow state, because a penalty must not be shared by strangers."""
+        """Count a refusal in a penalty, if it has a state or there is room for one."""
         table, counters, state = slot.table, self.counters, slot.state
-        if state is table.overflow:
-            return
         if state is table.blank:
             if counters.keys >= counters.max_keys:
                 return

@@ -22,7 +22,7 @@ from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key, PlainKey, key_picker, storage_key, storage_keys, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts
-from headgate.stores.penalties import with_penalty_costs
+from headgate.stores.penalties import has_penalty, with_penalty_costs
 from headgate.stores.redis.codec import Operation, RedisPlan, Reply, ScriptCall, reset
 from headgate.stores.redis.operations import OPERATIONS, StateKeys, operations_for
 from headgate.stores.remote.encoding import EncodedRequest
@@ -67,7 +67,7 @@ class ClusterOperations:
     def __init__(
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, tag: Tag, clock: Clock | None, send: Send
     ) -> None:
-        self._rules = rules
+        self._rules, self._has_penalty = rules, has_penalty(rules)
         self._single = operations_for(rules, tagged_keys(namespace, limiter, rules, tag), clock)
         self._spreads = tag == "key" and len({rule.scope for rule in rules}) > 1
         self._send = send
@@ -86,7 +86,8 @@ class ClusterOperations:
         return decode((yield from self._send(call)))
 
     def _decide(self, request: Request) -> Steps[Answer]:
-        request = with_penalty_costs(self._rules, request)
+        if self._has_penalty:
+            request = with_penalty_costs(self._rules, request)
         plan, now = self._single.plans.for_request(request), self._single.at(request.now)
         parts = _parts(plan, self._single.keys(request.key), plan.costs(request.cost))
         if request.operation == "record":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypedDict
@@ -84,6 +85,7 @@ class BudgetBase(Generic[AnyLimiter]):
         self.tokenizer, self._default_output = tokenizer, default_output
         self._dates = dating(limiter.clock)
         self._corrections: dict[tuple[str, str], int] = {}
+        self._calls: weakref.WeakSet[CallBase] = weakref.WeakSet()
 
     def key_for(self, model: str) -> Key:
         """Return the key that calls of a model count by."""
@@ -122,6 +124,20 @@ class BudgetBase(Generic[AnyLimiter]):
             costs[MICRODOLLARS] = price.microdollars(usage)
         return {unit: cost for unit, cost in costs.items() if unit in self._units or unit == REQUESTS}
 
+    def observe(self, call: CallBase, decision: Decision) -> None:
+        """Note the remaining units after the hold of a call, for it and for all calls in progress with its key."""
+        call.left = {result.name: result.remaining for result in decision.results}
+        for other in tuple(self._calls):
+            if other.key == call.key:
+                for rule, left in call.left.items():
+                    since = self.corrected(call.key, rule) - other.corrected.get(rule, 0)
+                    other.left[rule] = min(other.left.get(rule, 0), left + since)
+        self._calls.add(call)
+
+    def forget(self, call: CallBase) -> None:
+        """Forget a call that has ended."""
+        self._calls.discard(call)
+
     def corrected(self, key: Key, rule: str) -> int:
         """Return the units that reports have added so far, in this process."""
         return self._corrections.get((str(key), rule), 0)
@@ -156,7 +172,7 @@ class BudgetBase(Generic[AnyLimiter]):
                 self._corrections[str(key), rule.name] = self.corrected(key, rule.name) + missing
 
     def _gaps(self, call: CallBase, headers: Mapping[str, str]) -> Iterator[Gap]:
-        """Yield the rules whose remaining units at the start of the call were more than the provider reports."""
+        """Yield the rules whose remaining units were more than the provider reports, at all times since the hold."""
         reports = reported_limits(headers, self._dates.now_us() / MICROSECONDS)
         rules = self._reported_rules() if reports else {}
         for report in reports:
@@ -193,7 +209,7 @@ class CallBase:
         key: The key that it counts by.
         estimated: The estimated usage.
         usage: The usage that was reported so far; `None` before.
-        left: The remaining units per rule after the hold.
+        left: The fewest remaining units per rule in this process since the hold, without corrections since.
         corrected: The corrections of each rule before the hold.
     """
 
@@ -243,9 +259,10 @@ class CallBase:
             rule.name: budget.corrected(self.key, rule.name) for rule in budget.limiter.current.rules
         }
         self._hold = yield budget.limiter.hold(self.key, costs, timeout=self._timeout)
-        self.left = {result.name: result.remaining for result in self._hold.decision.results}
+        budget.observe(self, self._hold.decision)
 
     def _close(self, failure: BaseException | None) -> Steps:
+        self._budget.forget(self)
         yield self._hold.settle(self._final(failure))
 
     def _final(self, failure: BaseException | None) -> Any:

@@ -26,14 +26,17 @@ from typing import Any
 
 import httpx
 
-from headgate import AsyncLimiter, concurrent, sliding_window
+from headgate import AsyncLimiter, concurrent, sliding_window, token_bucket
 from headgate.llm import AsyncBudget
 from headgate.llm.httpx import AsyncBudgetTransport
 from headgate.testing.servers import RedisServer
 
 MODEL = "m"
-MARGIN = 0.99
-"""The share of the provider's limits that the budget has; the rest is for delays of the network and late usage."""
+MARGIN = 0.995
+"""The share of the provider's rate that the budget has."""
+
+BURST = 0.8
+"""The share of the provider's capacity that the budget has. The rest is for usage that the budget does not know yet."""
 
 PERIOD = 20
 """The period of the limits in seconds. Real providers have 60; a shorter one makes the measurement shorter."""
@@ -70,8 +73,10 @@ async def asking(limiter: str, store: str, url: str, processes: int) -> AsyncIte
     options: dict[str, Any] = {"timeout": 120, "base_url": url, "limits": httpx.Limits(max_connections=None)}
     if limiter == "headgate":
         counts = AsyncLimiter(
-            sliding_window(f"{int(REQUESTS * MARGIN)}/{PERIOD}s", buckets=500, name="requests"),
-            sliding_window(f"{int(TOKENS * MARGIN)}/{PERIOD}s", unit="tokens", buckets=500, name="tokens"),
+            token_bucket(f"{int(REQUESTS * MARGIN)}/{PERIOD}s", burst=int(REQUESTS * BURST), name="requests"),
+            token_bucket(
+                f"{int(TOKENS * MARGIN)}/{PERIOD}s", burst=int(TOKENS * BURST), unit="tokens", name="tokens"
+            ),
             sliding_window(f"{PER_DAY}/day", name="per day"),
             concurrent(IN_FLIGHT, lease="2m", name="in flight"),
             name="provider",
@@ -226,7 +231,7 @@ def measure(limiter: str, processes: int, tasks: int, seconds: float, kills: boo
                 )
                 for number in range(processes)
             ]
-            warm_up = min(PERIOD * 1.25, seconds / 3)
+            warm_up = min(PERIOD * 2.5, seconds / 2)  # until the capacity at the start is used up
             time.sleep(warm_up)
             first, started = httpx.get(f"{url}/figures", timeout=60).json(), time.monotonic()
             if kills:

@@ -41,7 +41,7 @@ BURST = 0.8
 PERIOD = 20
 """The period of the limits in seconds. Real providers have 60; a shorter one makes the measurement shorter."""
 
-REQUESTS, TOKENS, IN_FLIGHT, PER_DAY = 1200, 280_000, 150, 1_000_000
+REQUESTS, TOKENS, IN_FLIGHT, PER_DAY = 1200, 280_000, 300, 1_000_000
 ESTIMATE = 250
 PROMPT = [{"role": "user", "content": "word " * 20}]
 SECONDS_PER_CALL = 1.0
@@ -202,7 +202,7 @@ async def process(arguments: list[str]) -> None:
 
 
 def measure(limiter: str, processes: int, tasks: int, seconds: float, kills: bool = True) -> dict[str, Any]:
-    """Run the provider and all processes; return what the provider counted, and the shares of its quotas."""
+    """Run the provider and all processes; return the provider's figures, and the used shares of its quotas."""
     with RedisServer() as redis, socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         limits = {

@@ -95,7 +95,7 @@ class Provider:
         await self._answer(scope["path"], json.loads(body), receive, send)
 
     def figures(self) -> dict[str, Any]:
-        """Return what the provider counted."""
+        """Return the provider's figures."""
         return {
             "statuses": {str(status): number for status, number in self.statuses.items()},
             "refusals": dict(self.refusals),

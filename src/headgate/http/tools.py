@@ -22,7 +22,7 @@ SCOPES = frozenset({"user", "tool", "session"})
 """The scopes that the default key has."""
 
 REFUSED = -32000
-"""The JSON-RPC code of a refusal, the first of those that servers may define."""
+"""The JSON-RPC code of a refusal, the first code that servers may define."""
 
 NOBODY = "anonymous"
 """The user of calls without an access token."""

@@ -1,4 +1,4 @@
-"""Budgets of a provider account, without I/O: costs of calls, final costs, and corrections by what the provider reports."""
+"""Budgets of a provider account, without I/O: costs of calls, final costs, and corrections by reported limits."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class BudgetBase(Generic[AnyLimiter]):
         self._calls.add(call)
 
     def forget(self, call: CallBase) -> None:
-        """Forget a call that has ended."""
+        """Forget a finished call."""
         self._calls.discard(call)
 
     def corrected(self, key: Key, rule: str) -> int:
@@ -143,7 +143,7 @@ class BudgetBase(Generic[AnyLimiter]):
         return self._corrections.get((str(key), rule), 0)
 
     def correct(self, call: CallBase, headers: Mapping[str, str]) -> Steps:
-        """Lower the remaining units of the limiter to those that the provider reports, if the provider has fewer.
+        """Lower the remaining units of the limiter to the reported ones, if these are fewer.
 
         Decision 27 has the reasons.
         """
@@ -266,7 +266,7 @@ class CallBase:
         yield self._hold.settle(self._final(failure))
 
     def _final(self, failure: BaseException | None) -> Any:
-        """Return the final cost, from what is known at the end of the block."""
+        """Return the final cost, as known at the end of the block."""
         if self._is_released:
             return 0
         usage = self.usage

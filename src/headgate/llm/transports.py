@@ -25,7 +25,7 @@ class MeteredStream:
         self._call.__exit__(None, None, None)
 
     def close(self) -> None:
-        """Close the stream and settle the call with what is known."""
+        """Close the stream and settle the call at its usage so far."""
         try:
             self._stream.close()
         finally:
@@ -46,7 +46,7 @@ class AsyncMeteredStream:
         await self._call.__aexit__(None, None, None)
 
     async def aclose(self) -> None:
-        """Close the stream and settle the call with what is known."""
+        """Close the stream and settle the call at its usage so far."""
         try:
             await self._stream.aclose()
         finally:

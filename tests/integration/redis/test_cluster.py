@@ -27,6 +27,7 @@ from headgate import (
     StoreMisconfigured,
     StoreUnavailable,
     fixed_window,
+    penalty,
     sliding_log,
     sliding_window,
     token_bucket,
@@ -156,6 +157,26 @@ def test_rules_in_several_slots_decide_like_one_store(store: RedisStore) -> None
 def names() -> Iterator[str]:
     while True:
         yield secrets.token_hex(4)
+
+
+def test_penalties_in_several_slots_count_refusals_of_their_scope(store: RedisStore, name: str) -> None:
+    limiter = Limiter(
+        fixed_window("2/hour", scope="user", name="user"),
+        fixed_window("100/hour", scope="team", name="team"),
+        penalty("1h", after=2, scope="user"),
+        penalty("1h", after=1, scope="team"),
+        name=name,
+        store=store,
+        clock=FakeClock(),
+    )
+    for user, team in itertools.product(("alice", "bob", "eve"), ("north", "south")):
+        who = {"user": user, "team": team + user}
+        answers = [limiter.hit(who).denied_by for _ in range(4)]
+        assert answers == (
+            [None, None, "user", "penalty-user"] if team == "north" else ["penalty-user"] * 4
+        ), who
+        taken = 98 if team == "north" else 100
+        assert [result.remaining for result in limiter.check(who, 0).results[:2]] == [0, taken]
 
 
 async def test_tasks_charge_several_slots_all_or_nothing(async_store: RedisStore, name: str) -> None:

@@ -12,9 +12,10 @@ from headgate.keys import Key
 from headgate.rules import Kind
 from headgate.testing.contract.base import each_kind
 from headgate.testing.contract.decisions import DecisionTests
-from headgate.testing.contract.traces import START_US, Actor, Trace, traces
+from headgate.testing.contract.traces import START_US, Actor, Feature, Trace, traces
 
 OTHER_KEYS = 300
+PENALTY: frozenset[Feature] = frozenset(("penalty",))
 """Enough new keys for a store that examines a few old keys with each new one to have examined all of them."""
 
 
@@ -57,6 +58,11 @@ class TimeTests(DecisionTests):
     def test_retry_after_is_exact_in_random_traces(self) -> None:
         most_rules = 3 if self.store.guarantees.all_or_nothing else 1
         self.for_all(traces(self.kinds, most_rules=most_rules, most_steps=12), self._check_waits)
+
+    def test_retry_after_is_exact_in_random_traces_with_a_penalty(self) -> None:
+        self.need("penalty")
+        self.require("all_or_nothing")
+        self.for_all(traces(self.kinds, most_rules=2, most_steps=12, features=PENALTY), self._check_waits)
 
     def _check_waits(self, trace: Trace) -> None:
         self.clock.set_us(START_US)
@@ -234,6 +240,12 @@ class TimeTests(DecisionTests):
 
     def test_an_earlier_time_never_admits_more_in_random_traces(self) -> None:
         every = traces(self.kinds, most_rules=1, most_steps=12, features=self.features - {"units"})
+        self.for_all(every, self._has_no_more_earlier)
+
+    def test_an_earlier_time_ends_no_penalty_in_random_traces(self) -> None:
+        self.need("penalty")
+        self.require("all_or_nothing")
+        every = traces(self.kinds, most_rules=2, most_steps=12, features=PENALTY)
         self.for_all(every, self._has_no_more_earlier)
 
     def _has_no_more_earlier(self, trace: Trace) -> None:

@@ -45,6 +45,7 @@ class Application(BaseHTTPRequestHandler):
         body = b"the application"
         self.send_response(403 if self.path == "/forbidden" else 200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Tokens", "4")
         self.end_headers()
         self.wfile.write(body)
 

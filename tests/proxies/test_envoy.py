@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.proxies.behaviour import ProxyBehaviour
-from tests.proxies.programs import LIMIT, Ports, block, setting
+from tests.proxies.programs import LIMIT, Ports, block, setting, wait_until
 
 
 def envoy_command(folder: Path, ports: Ports) -> Sequence[str]:
@@ -33,6 +33,33 @@ class TestEnvoy(ProxyBehaviour):
 
     policy = staticmethod(envoy_policy)
     command = staticmethod(envoy_command)
+
+
+def test_units_that_are_known_after_the_response_are_recorded(tmp_path: Path) -> None:
+    def write(folder: Path, ports: Ports) -> Sequence[str]:
+        command = envoy_command(folder, ports)
+        config = folder / "envoy.yaml"
+        before, route, after = config.read_text().partition(
+            '                        - match: { prefix: "/" }\n'
+        )
+        clusters = after[after.index("                http_filters:") :]
+        only_cluster = "                          route: { cluster: app }\n"
+        config.write_text(before + route + only_cluster + block("envoy.md", "yaml", "tokens_used") + clusters)
+        return command
+
+    policy = block("envoy.md", "toml", "tokens_used").replace("100000/hour", f"{LIMIT}/hour")
+    policy += "\n[envoy]\n" if "[envoy]" not in policy else ""
+    with setting(tmp_path, policy.replace("domains.api]", 'domains.edge]\nlimiter = "api"'), write) as proxy:
+        found = []
+
+        def is_refused() -> bool:
+            found.append(proxy.get("a").status_code)
+            return found[-1] == 429
+
+        # The report follows the response, so the number of admitted requests is not exact; three of them use 12 of 10.
+        wait_until(is_refused)
+        assert 3 <= found.count(200) < LIMIT
+        assert proxy.get("b").status_code == 200
 
 
 def test_refusals_cost_nothing_and_failure_mode_deny_refuses(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class _Conversion:
         descriptors = self._children(self._document, "")
         nodes = self._nodes(descriptors, "descriptors", ())
         if not nodes:
-            raise ConfigError("it has no descriptors with a rate_limit")
+            raise ConfigError("; ".join(["it has no descriptors with a rate_limit", *self._problems]))
         name = json.dumps(self._document["domain"], ensure_ascii=False)
         rules = "".join(f"  {rule},\n" for rule in self._rules)
         self._resolve(nodes)
@@ -148,8 +148,11 @@ class _Conversion:
         """Replace the names in `replaces` by scopes; a limit may be named after the one that replaces it."""
         for node in nodes:
             if "replaces" in node:
-                unknown = [name for name in node["replaces"] if name not in self._named]
-                self._problems += [f"replaces: there is no limit with the name {name!r}" for name in unknown]
+                own = node.get("scope")
+                unknown = [name for name in node["replaces"] if self._named.get(name, own) == own]
+                self._problems += [
+                    f"replaces: there is no other limit with the name {name!r}" for name in unknown
+                ]
                 node["replaces"] = [self._named[name] for name in node["replaces"] if name not in unknown]
             self._resolve(node.get("descriptors", []))
 

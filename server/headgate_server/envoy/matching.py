@@ -1,8 +1,8 @@
 """From the descriptors of a request to the rules that decide them. Pure.
 
 The entries of a descriptor are matched one by one against the tree of a domain: first a node with exactly this value, then
-the first one whose prefix fits, then one for any value. The node of the last entry decides. Its key consists of the matched
-values that are counted separately.
+the first one whose wildcards fit, then one for any value. The node of the last entry decides. Its key consists of the
+matched values that are counted separately.
 """
 
 from __future__ import annotations
@@ -132,11 +132,12 @@ class _Branch:
     def __init__(self, nodes: Iterable[DescriptorPolicy]) -> None:
         self._exact: dict[tuple[str, str | None], _Found] = {}
         """Nodes of one value; under `None` those of any value."""
-        self._prefixes: dict[str, list[tuple[str, _Found]]] = {}
+        self._wildcards: dict[str, list[tuple[list[str], _Found]]] = {}
+        """Nodes of values with `*`, by key, with the parts between the `*`."""
         for node in nodes:
             found = _Found(node, _Branch(node.descriptors), node.is_counted_by_value)
-            if node.value is not None and node.value.endswith("*"):
-                self._prefixes.setdefault(node.key, []).append((node.value[:-1], found))
+            if node.value is not None and "*" in node.value:
+                self._wildcards.setdefault(node.key, []).append((node.value.split("*"), found))
             else:
                 self._exact[node.key, node.value] = found
 
@@ -144,11 +145,25 @@ class _Branch:
         found = self._exact.get((key, value))
         if found is not None:
             return found
-        if self._prefixes:
-            for prefix, fitting in self._prefixes.get(key, ()):
-                if value.startswith(prefix):
+        if self._wildcards:
+            for parts, fitting in self._wildcards.get(key, ()):
+                if _fits(parts, value):
                     return fitting
         return self._exact.get((key, None))
+
+
+def _fits(parts: list[str], value: str) -> bool:
+    """Return whether a value consists of these parts in this order, with any text between them."""
+    first, *middle, last = parts
+    at, end = len(first), len(value) - len(last)
+    if at > end or not value.startswith(first) or not value.endswith(last):
+        return False
+    for part in middle:
+        found = value.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 def _has_replacements(nodes: Iterable[DescriptorPolicy]) -> bool:

@@ -51,7 +51,7 @@ class DescriptorPolicy:
 
     Attributes:
         key: The key of the entry.
-        value: Its value; `"api_*"` for a prefix, `None` for any value.
+        value: Its value, in which `*` stands for any text; `None` for any value.
         scope: The scope of the rules that decide; `None` if nothing is counted here.
         shared: Whether all values that match are counted together.
         unlimited: Whether a request that matches is admitted without counting.
@@ -72,7 +72,7 @@ class DescriptorPolicy:
     @property
     def is_counted_by_value(self) -> bool:
         """Whether each value is counted separately."""
-        return not self.shared and (self.value is None or self.value.endswith("*"))
+        return not self.shared and (self.value is None or "*" in self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,8 @@ def _read_node(table: PolicySection, scopes: set[str], depth: int) -> Descriptor
         )
     if node.unlimited and node.scope is not None:
         raise table.error("unlimited counts nothing, so leave out the scope", "unlimited")
+    if node.scope in node.replaces:
+        raise table.error("a descriptor cannot replace itself", "replaces")
     if node.record and node.scope is None:
         raise table.error("record needs a scope", "record")
     if node.scope is None and not node.unlimited and not node.descriptors:

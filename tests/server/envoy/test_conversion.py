@@ -54,7 +54,7 @@ def test_everything_that_is_not_converted_is_listed() -> None:
         "descriptors[6] (number): algorithm",
         "descriptors[7] (odd): the limit 1 per 'fortnight'",
         "descriptors[8] (path): the same key and value as one before it",
-        "replaces: there is no limit with the name 'nobody'",
+        "replaces: there is no other limit with the name 'nobody'",
     ]
 
 
@@ -94,6 +94,10 @@ def test_names_and_values_may_be_any_text() -> None:
         ("a: [", "not valid YAML"),
         ("- 1", "it has no domain"),
         ("domain: x", "no descriptors with a rate_limit"),
+        (
+            "domain: x\ndescriptors: [{ key: a, rate_limit: { unit: x, requests_per_unit: 1 } }]",
+            r"no descriptors with a rate_limit; descriptors\[0\] \(a\): the limit 1 per 'x'",
+        ),
         ("domain: x\ndescriptors: 5", "descriptors is a list, not int"),
         ("domain: x\ndescriptors: [{ value: 1 }]", r"descriptors\[0\]: a descriptor needs a key"),
     ],

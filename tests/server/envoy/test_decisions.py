@@ -188,6 +188,25 @@ async def test_nested_values_and_wildcards() -> None:
     assert await service.admitted(2, {"plan": "x"}) == 1
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        ("/api*v1", ("/apiv1", "/api/x/v1"), ("/apiv", "/api/v1/", "api/v1")),
+        ("svc*ep*rpc", ("svceprpc", "svc-ep-ep-rpc"), ("svcrpc", "svcep", "svceerpc")),
+        ("aba*ba", ("ababa", "abacba"), ("aba", "abba")),
+        ("*", ("", "x"), ()),
+        ("*x", ("x", "ax"), ("xa", "")),
+    ],
+)
+async def test_wildcards_fit_anywhere(
+    pattern: str, fitting: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    rules = '{ quota = "0/minute", scope = "user" }'
+    service = Service(policy_with(f'{{ key = "a", value = "{pattern}", scope = "user" }}', rules))
+    for value in (*fitting, *others):
+        assert await service.admits({"a": value}) is (value in others), value
+
+
 async def test_different_values_are_different_keys() -> None:
     service = Service(
         policy_with(
@@ -360,6 +379,7 @@ async def test_store_that_is_down_is_answered_by_the_failure_policy(policy: str,
         ),
         ('{ key = "a", record = true }', '{ quota = "1/s", scope = "u" }', "record needs a scope"),
         ('{ key = "a", scope = "u", replaces = ["x"] }', '{ quota = "1/s", scope = "u" }', "the scope 'x'"),
+        ('{ key = "a", scope = "u", replaces = ["u"] }', '{ quota = "1/s", scope = "u" }', "replace itself"),
         ('{ key = "a", scope = "u", rate = 1 }', '{ quota = "1/s", scope = "u" }', "unknown key 'rate'"),
         (
             '{ key = "a", scope = "u" }, { key = "a", scope = "u" }',

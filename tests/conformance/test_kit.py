@@ -174,6 +174,18 @@ class IgnoresQuotas(Defect):
         )
 
 
+class CountsNoRefusals(Defect):
+    def decide(self, request: Request) -> Answer:
+        return super().decide(request.as_attempt())
+
+
+class CountsAttempts(Defect):
+    def decide(self, request: Request) -> Answer:
+        return super().decide(
+            Request(request.operation, request.key, request.cost, request.tier, request.now, request.quotas)
+        )
+
+
 def recording(request: Request) -> Request:
     """Return a request that records the cost of another request."""
     return Request("record", request.key, request.cost, request.tier, request.now)
@@ -236,6 +248,27 @@ def _first_failure() -> Iterator[None]:
     settings.load_profile("first failure")
     yield
     settings.load_profile(before)
+
+
+@pytest.mark.parametrize(
+    ("defect", "test"),
+    [
+        (CountsNoRefusals, "test_an_open_hold_settles_as_usual"),
+        (CountsAttempts, "test_only_hits_and_holds_count"),
+    ],
+)
+def test_a_store_with_broken_penalties_fails_the_kit(defect: type[Defect], test: str, tmp_path: Path) -> None:
+    contract = broken_contract(defect, tmp_path)
+    with pytest.raises(AssertionError):
+        getattr(contract, test)()
+
+
+@pytest.mark.usefixtures("_first_failure")
+def test_a_store_with_broken_penalties_fails_random_traces(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        broken_contract(
+            CountsNoRefusals, tmp_path
+        ).test_random_traces_with_a_penalty_are_answered_like_the_pure_functions()
 
 
 @pytest.mark.usefixtures("_first_failure")

@@ -108,7 +108,8 @@ class HoldBase(Unpicklable):
         if self._quotas is not None and isinstance(costs, int):
             costs = (costs,) * len(self._quotas)
         # A confirmation replaces nothing if the hold took no units, but no penalty counts its refusal either.
-        return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces, is_final=False)
+        is_final = operation != "hold"
+        return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces, is_final)
 
     def _renewal(self, now: float | None) -> Request | None:
         """Return the request that extends the lease of the hold's places; `None` if there is nothing to extend.

@@ -14,8 +14,10 @@ import pytest
 from headgate import (
     AsyncLimiter,
     Limiter,
+    RateLimited,
     StoreUnavailable,
     fixed_window,
+    penalty,
     sliding_log,
     sliding_window,
     token_bucket,
@@ -129,6 +131,23 @@ async def test_tasks_and_threads_may_share_a_store(store: ServerStore) -> None:
     threads = asyncio.create_task(asyncio.to_thread(in_threads, 4, thread))
     tasks = await asyncio.gather(*(task() for _ in range(8)))
     assert sum(tasks) + sum(await threads) == LIMIT
+
+
+@pytest.mark.parametrize("flavour", [Limiter, AsyncLimiter])
+async def test_holds_with_a_penalty_settle_and_confirm(flavour: Flavour) -> None:
+    rules = (sliding_log("3/h"), penalty("1d", after=1))
+    with ThreadedServer(policy_of(limiter_policy("logins", rules))) as server:
+        limiter = flavour(*rules, name="logins", store=ServerStore(server.url, deadline=LONGEST_WAIT))
+        try:
+            settled, empty = await done(limiter.hold("a")), await done(limiter.hold("a", 0))
+            await done(settled.settle(3))
+            for _ in range(2):
+                assert (await done(empty.confirm(1))).denied_by == "per-hour"
+            with pytest.raises(RateLimited) as refused:
+                await done(limiter.wait("a", timeout=0))
+            assert refused.value.decision.denied_by == "penalty"
+        finally:
+            await close(limiter)
 
 
 def test_one_call_after_another_shares_a_connection(server: ThreadedServer) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypedDict
 
 from headgate._checks import check_count, is_number
+from headgate._fork import watch
 from headgate.clock import MICROSECONDS, dating
 from headgate.decision import Decision
-from headgate.errors import ConfigError, listed
+from headgate.errors import ConfigError, StoreError, listed
 from headgate.http.client.reports import reported_limits
 from headgate.http.limit import AnyLimiter
 from headgate.http.sync_async import Steps
@@ -19,6 +22,8 @@ from headgate.llm.estimates import Tokenizer, default_tokenizer, estimate
 from headgate.llm.usage import Price, Usage
 from headgate.quota import Quota
 from headgate.rules import REQUESTS, Rule
+
+logger = logging.getLogger("headgate.llm")
 
 MICRODOLLARS = "microdollars"
 UNITS = (REQUESTS, "tokens", "input_tokens", "output_tokens", MICRODOLLARS)
@@ -86,6 +91,7 @@ class BudgetBase(Generic[AnyLimiter]):
         self._dates = dating(limiter.clock)
         self._corrections: dict[tuple[str, str], int] = {}
         self._calls: weakref.WeakSet[CallBase] = weakref.WeakSet()
+        self._lock = watch(threading.RLock())
 
     def key_for(self, model: str) -> Key:
         """Return the key that calls of a model count by."""
@@ -127,16 +133,18 @@ class BudgetBase(Generic[AnyLimiter]):
     def observe(self, call: CallBase, decision: Decision) -> None:
         """Note the remaining units after the hold of a call, for it and for all calls in progress with its key."""
         call.left = {result.name: result.remaining for result in decision.results}
-        for other in tuple(self._calls):
-            if other.key == call.key:
-                for rule, left in call.left.items():
-                    since = self.corrected(call.key, rule) - other.corrected.get(rule, 0)
-                    other.left[rule] = min(other.left.get(rule, 0), left + since)
-        self._calls.add(call)
+        with self._lock:
+            for other in self._calls:
+                if other.key == call.key:
+                    for rule, left in call.left.items():
+                        since = self.corrected(call.key, rule) - other.corrected.get(rule, 0)
+                        other.left[rule] = min(other.left.get(rule, 0), left + since)
+            self._calls.add(call)
 
     def forget(self, call: CallBase) -> None:
         """Forget a finished call."""
-        self._calls.discard(call)
+        with self._lock:
+            self._calls.discard(call)
 
     def corrected(self, key: Key, rule: str) -> int:
         """Return the units that reports have added so far, in this process."""
@@ -150,6 +158,12 @@ class BudgetBase(Generic[AnyLimiter]):
         gaps = list(self._gaps(call, headers))
         if not gaps:
             return
+        try:
+            yield from self._correct(call, gaps)
+        except StoreError:
+            logger.warning("a budget was not corrected by what the provider reported", exc_info=True)
+
+    def _correct(self, call: CallBase, gaps: list[Gap]) -> Steps:
         key, limiter = call.key, self.limiter.current
         now: Decision = yield limiter.check(key, 0)
         left = {result.name: result for result in now.results}
@@ -263,7 +277,13 @@ class CallBase:
 
     def _close(self, failure: BaseException | None) -> Steps:
         self._budget.forget(self)
-        yield self._hold.settle(self._final(failure))
+        cost = self._final(failure)
+        try:
+            yield self._hold.settle(cost)
+        except StoreError:  # the caller has the answer, and must not lose it
+            logger.warning(
+                "a call was not settled at %s: it keeps its estimate until it expires", cost, exc_info=True
+            )
 
     def _final(self, failure: BaseException | None) -> Any:
         """Return the final cost, as known at the end of the block."""

@@ -14,6 +14,7 @@ from headgate import (
     CostTooHigh,
     Limiter,
     RateLimited,
+    StoreUnavailable,
     calendar,
     concurrent,
     penalty,
@@ -185,6 +186,23 @@ def test_key_and_mistakes_in_arguments(limiter: Limiter) -> None:
         Budget(limiter, prices=PRICES).call("m", 800)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^max_wait must be a number of seconds from 0, not None$"):
         Budget(limiter, prices=PRICES, max_wait=None)  # type: ignore[arg-type]
+
+
+def test_answer_is_not_lost_if_the_store_fails_after_it(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> Any:
+        raise StoreUnavailable("down")
+
+    with Budget(limiter, prices=PRICES).call("m", ESTIMATE) as call:
+        call.settle(Usage(1, 1))
+        monkeypatch.setattr(limiter.gate, "refund", fail)
+        monkeypatch.setattr(limiter.gate, "decide", fail)
+        call.report({"x-ratelimit-remaining-tokens": "1"})
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "a budget was not corrected by what the provider reported",
+        "a call was not settled at {'requests'",
+    ]
 
 
 # --- Corrections by reports ------------------------------------------------------------------------------------------

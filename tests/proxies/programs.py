@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -26,6 +27,12 @@ LONGEST_WAIT = 30.0
 """Seconds after which something hangs."""
 
 LIMIT = 10
+TOKEN = "a-token-of-a-proxy"
+TOKENS = f"""
+[server.tokens.proxy]
+sha256 = "{hashlib.sha256(TOKEN.encode()).hexdigest()}"
+may = ["gate"]
+"""
 
 
 def block(page: str, language: str, containing: str = "") -> str:

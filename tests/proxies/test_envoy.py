@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.proxies.behaviour import ProxyBehaviour
-from tests.proxies.programs import LIMIT, Ports, block, setting, wait_until
+from tests.proxies.programs import LIMIT, TOKEN, TOKENS, Ports, block, setting, wait_until
 
 
 def envoy_command(folder: Path, ports: Ports) -> Sequence[str]:
@@ -66,10 +66,15 @@ def test_refusals_cost_nothing_and_failure_mode_deny_refuses(tmp_path: Path) -> 
     def write(folder: Path, ports: Ports) -> Sequence[str]:
         command = envoy_command(folder, ports)
         config = folder / "envoy.yaml"
-        config.write_text(config.read_text().replace("failure_mode_deny: false", "failure_mode_deny: true"))
+        asked = "envoy_grpc: { cluster_name: headgate }"
+        with_token = f"{asked}\n{' ' * 26}initial_metadata: [{{ key: headgate-token, value: {TOKEN} }}]"
+        text = config.read_text().replace("failure_mode_deny: false", "failure_mode_deny: true")
+        config.write_text(text.replace(asked, with_token))
         return command
 
-    policy = block("envoy.md", "toml", "[limiters.edge]").replace("20/minute", f"{2 * LIMIT + 1}/minute")
+    policy = (
+        block("envoy.md", "toml", "[limiters.edge]").replace("20/minute", f"{2 * LIMIT + 1}/minute") + TOKENS
+    )
     with setting(tmp_path, policy, write) as proxy:
         assert proxy.statuses("a", 4 * LIMIT, at_once=8) == {200: LIMIT, 429: 3 * LIMIT}
         # 3 * LIMIT refusals of the user have not used up the limit of the address (one unit was for the start).

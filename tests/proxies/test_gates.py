@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.proxies.behaviour import ProxyBehaviour
-from tests.proxies.programs import LIMIT, Ports, block
+from tests.proxies.programs import LIMIT, TOKEN, TOKENS, Ports, block
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -21,6 +21,7 @@ def caddy_command(folder: Path, ports: Ports) -> Sequence[str]:
     """Write the configuration, and return the command."""
     config = folder / "Caddyfile"
     text = ports.put_into(block("proxies.md", "caddyfile"))
+    text = text.replace("# header_up Headgate-Token TOKEN", f"header_up Headgate-Token {TOKEN}")
     config.write_text("{\n\tadmin off\n\tauto_https off\n\tpersist_config off\n}\n" + text)
     return [str(PROGRAMS / "caddy"), "run", "--config", str(config), "--adapter", "caddyfile"]
 
@@ -38,11 +39,16 @@ def traefik_command(folder: Path, ports: Ports) -> Sequence[str]:
     ]
 
 
+def policy_with_token() -> str:
+    """Return the policy with a token that the proxy must send."""
+    return gate_policy() + TOKENS
+
+
 class TestCaddy(ProxyBehaviour):
     down = 502
     hanging = 504
 
-    policy = staticmethod(gate_policy)
+    policy = staticmethod(policy_with_token)
     command = staticmethod(caddy_command)
 
 

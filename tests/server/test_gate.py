@@ -173,7 +173,7 @@ async def test_without_tokens_only_a_local_address_is_asked() -> None:
         ),
         ('[gate.limiters]\nlogin = "header X:Y"', "not 'header X:Y'"),
         ('[gate.limiters]\nother = "header X"', "there is no limiter 'other'"),
-        ('[gate.limiters]\napi = "header X"', "a table is wanted"),
+        ('[gate.limiters]\napi = "header X"', "expected a table"),
         ('[gate.limiters]\napi = { user = "header X" }', "count by 'client', 'user'"),
         ('[gate.limiters]\nslots = "header X"', "does not see the end of a request"),
         ("[gate]\nlogin = 1", "unknown key 'login'"),

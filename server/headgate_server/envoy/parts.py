@@ -130,15 +130,17 @@ class LimiterParts:
 def _rules_for(version: AsyncVersion, asked: Asked) -> list[Rule]:
     """Return the live rules that decide a counter.
 
-    A quota of the call replaces all of them except penalties: it applies to the rule with its period, or to a new rule.
+    A quota of the call replaces all of them, except penalties: it applies to the rule with its period, or to a new rule.
     """
     own = [rule for rule in version.rules if rule.scope == asked.scope]
     override = asked.override
     if override is None or not own:
         return own
-    rates = [rule for rule in own if rule.is_rate]
+    penalties = [rule for rule in own if rule.kind == "penalty"]
+    rates = [rule for rule in own if rule.kind != "penalty"]
     same = [rule for rule in rates if rule.quota.period_us == override.period_us and rule.kind != "calendar"]
-    if not same:
-        is_fixed = rates[0].kind == "fixed_window"
-        same = [make_rule("fixed_window" if is_fixed else "sliding_window", override, asked.scope)]
-    return [*same[:1], *(rule for rule in own if rule.kind == "penalty")]
+    if same:
+        return [same[0], *penalties]
+    if rates[0].kind == "fixed_window":
+        return [make_rule("fixed_window", override, asked.scope), *penalties]
+    return [make_rule("sliding_window", override, asked.scope), *penalties]

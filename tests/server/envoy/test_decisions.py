@@ -316,6 +316,23 @@ async def test_tiers_and_overrides_of_the_policy_apply() -> None:
     assert (await service.ask({"user": "boss"})).statuses[0].current_limit.requests_per_unit == 6
 
 
+async def test_penalty_counts_the_refusals_of_its_scope() -> None:
+    rules = (
+        '{ quota = "2/minute", scope = "user" }, { kind = "penalty", quota = "3/15 minutes", scope = "user" }'
+    )
+    service = Service(policy_with('{ key = "user", scope = "user" }', rules))
+    assert await service.admitted(5, {"user": "a"}) == 2
+    assert await service.admitted(4, {"user": "b", "limit": (1, 2)}) == 1
+    service.clock.advance(120)
+    for asked in ({"user": "a"}, {"user": "b", "limit": (9, 2)}, {"user": "b", "limit": (9, 4)}):
+        response = await service.ask(asked)
+        assert codes(response) == [OVER_LIMIT]
+        assert response.statuses[0].current_limit.name == "penalty-user"
+        assert 700 < response.statuses[0].duration_until_reset.seconds < 900
+    service.clock.advance(900)
+    assert await service.admits({"user": "a"})
+
+
 # Failures and reloads
 
 

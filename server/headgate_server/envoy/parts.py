@@ -6,6 +6,7 @@ state belongs to the limiter's name, the rule and the key.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def rounded_deadline(remaining: float | None) -> float | None:
     left_ms = remaining * 1_000 - MARGIN_MS
     if left_ms > DEADLINES_MS[-1]:
         return None
-    return next((each for each in reversed(DEADLINES_MS) if each <= left_ms), DEADLINES_MS[0]) / 1_000
+    return DEADLINES_MS[max(1, bisect_right(DEADLINES_MS, left_ms)) - 1] / 1_000
 
 
 class LimiterPart:

@@ -11,6 +11,7 @@ from headgate import Hook
 from headgate.observe import Call
 from headgate.policy import PolicyError, parse_policy
 from headgate_server.envoy.messages import OK, OVER_LIMIT
+from headgate_server.envoy.parts import rounded_deadline
 from tests.server.envoy.asking import Service, codes, fields, left, policy_with, request
 
 TWO = policy_with(
@@ -334,6 +335,23 @@ async def test_penalty_counts_the_refusals_of_its_scope() -> None:
 
 
 # Failures and reloads
+
+
+@pytest.mark.parametrize(
+    ("remaining", "seconds"),
+    [
+        (None, None),
+        (60, None),
+        (0.25, 0.2),
+        (0.202, 0.2),
+        (0.2019, 0.15),
+        (0.02, 0.015),
+        (0.001, 0.005),
+        (-1, 0.005),
+    ],
+)
+def test_store_gets_a_little_less_than_the_deadline(remaining: float | None, seconds: float | None) -> None:
+    assert rounded_deadline(remaining) == seconds
 
 
 @pytest.mark.parametrize(("policy", "code"), [("open", OK), ("closed", OVER_LIMIT)])

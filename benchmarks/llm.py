@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from headgate import AsyncLimiter, concurrent, sliding_window, token_bucket
+from headgate import AsyncLimiter, Limiter, Rule, concurrent, sliding_window, token_bucket
 from headgate.llm import AsyncBudget
 from headgate.llm.httpx import AsyncBudgetTransport
 from headgate.testing.servers import RedisServer
@@ -41,10 +41,22 @@ BURST = 0.8
 PERIOD = 20
 """The period of the limits in seconds. Real providers have 60; a shorter one makes the measurement shorter."""
 
-REQUESTS, TOKENS, IN_FLIGHT, PER_DAY = 1200, 280_000, 300, 1_000_000
+REQUESTS, TOKENS, IN_FLIGHT, PER_DAY = 700, 160_000, 300, 1_000_000
 ESTIMATE = 250
 PROMPT = [{"role": "user", "content": "word " * 20}]
 SECONDS_PER_CALL = 1.0
+
+
+def budget_rules() -> tuple[Rule, ...]:
+    """Return the rules of the budget."""
+    return (
+        token_bucket(f"{int(REQUESTS * MARGIN)}/{PERIOD}s", burst=int(REQUESTS * BURST), name="requests"),
+        token_bucket(
+            f"{int(TOKENS * MARGIN)}/{PERIOD}s", burst=int(TOKENS * BURST), unit="tokens", name="tokens"
+        ),
+        sliding_window(f"{PER_DAY}/day", name="per day"),
+        concurrent(IN_FLIGHT, lease="2m", name="in flight"),
+    )
 
 
 class Outcomes:
@@ -73,12 +85,7 @@ async def asking(limiter: str, store: str, url: str, processes: int) -> AsyncIte
     options: dict[str, Any] = {"timeout": 120, "base_url": url, "limits": httpx.Limits(max_connections=None)}
     if limiter == "headgate":
         counts = AsyncLimiter(
-            token_bucket(f"{int(REQUESTS * MARGIN)}/{PERIOD}s", burst=int(REQUESTS * BURST), name="requests"),
-            token_bucket(
-                f"{int(TOKENS * MARGIN)}/{PERIOD}s", burst=int(TOKENS * BURST), unit="tokens", name="tokens"
-            ),
-            sliding_window(f"{PER_DAY}/day", name="per day"),
-            concurrent(IN_FLIGHT, lease="2m", name="in flight"),
+            *budget_rules(),
             name="provider",
             store=store,
             on_store_error="raise",
@@ -239,6 +246,8 @@ def measure(limiter: str, processes: int, tasks: int, seconds: float, kills: boo
                 callers[-1].send_signal(signal.SIGKILL)
             # The last part is left out, in which the tasks end.
             time.sleep(max(0.0, seconds - warm_up - 3 - (time.monotonic() - started)))
+            with Limiter(*budget_rules(), name="provider", store=redis.url) as counts:
+                left = {result.name: result.remaining for result in counts.check(MODEL, 0).results}
             last, ended = httpx.get(f"{url}/figures", timeout=60).json(), time.monotonic()
             outputs = [caller.communicate(timeout=120)[0] for caller in callers]
             final = httpx.get(f"{url}/figures", timeout=60).json()
@@ -255,9 +264,17 @@ def measure(limiter: str, processes: int, tasks: int, seconds: float, kills: boo
         "refusals": final["refusals"],
         "aborted": sum(outcome["aborted"] for outcome in outcomes),
         "processes that ended": len(outcomes),
-        "requests used": (last["requests"] - first["requests"]) / (REQUESTS * elapsed),
-        "tokens used": (last["tokens"] - first["tokens"]) / (TOKENS * elapsed),
+        "left": left,
+        "requests used": used_share("requests", REQUESTS * elapsed, first, last),
+        "tokens used": used_share("tokens", TOKENS * elapsed, first, last),
     }
+
+
+def used_share(unit: str, refilled: float, first: dict[str, Any], last: dict[str, Any]) -> float:
+    """Return the used share of the units that were refilled, or left over from before."""
+    left_over = max(0.0, first[f"{unit} left"] - last[f"{unit} left"])
+    share: float = (last[unit] - first[unit]) / (refilled + left_over)
+    return share
 
 
 def serve(descriptor: int, limits: dict[str, Any]) -> None:

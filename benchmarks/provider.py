@@ -101,6 +101,8 @@ class Provider:
             "refusals": dict(self.refusals),
             "requests": self.requests.used,
             "tokens": self.tokens.used,
+            "requests left": self.requests.left(self.now()),
+            "tokens left": self.tokens.left(self.now()),
             "in_flight": self.in_flight,
         }
 

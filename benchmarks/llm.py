@@ -41,7 +41,7 @@ BURST = 0.8
 PERIOD = 20
 """The period of the limits in seconds. Real providers have 60; a shorter one makes the measurement shorter."""
 
-REQUESTS, TOKENS, IN_FLIGHT, PER_DAY = 700, 160_000, 300, 1_000_000
+REQUESTS, TOKENS, IN_FLIGHT, PER_DAY = 700, 120_000, 300, 1_000_000
 ESTIMATE = 250
 PROMPT = [{"role": "user", "content": "word " * 20}]
 SECONDS_PER_CALL = 1.0

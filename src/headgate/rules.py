@@ -23,6 +23,7 @@ from headgate.quota import (
     SPANS_US,
     Quota,
     Span,
+    format_period,
     parse_calendar,
     parse_quotas,
     period_from,
@@ -343,9 +344,9 @@ def penalty(
         scope: The scope; see the module. It counts the refusals of the rules with the same scope.
         name: The rule's name.
     """
-    if type(after) is not int:
+    if type(after) is not int or after < 1:
         raise ConfigError(
-            f"penalty counts whole refusals, as in penalty('15m', after=3), not after={after!r}"
+            f"after= of a penalty is a whole number of refusals, at least 1, as in penalty('15m', after=3), not {after!r}"
         )
     quota = Quota(after, period_from(duration, "duration"))
     longest_us = None if longest is None else period_from(longest, "longest penalty")
@@ -389,9 +390,9 @@ def check_penalties(rules: Collection[Rule]) -> None:
     for rule in rules:
         if rule.kind == "penalty" and rule.scope not in rated:
             scope = "without a scope" if rule.scope is None else f"with the scope {rule.scope!r}"
+            remedy = "give both the same scope" if rated else "add one, such as '5/minute'"
             raise ConfigError(
-                f"rule {rule.name!r} is a penalty and counts the refusals of rules {scope}, but there is none; add one, "
-                f"as in Limiter('5/minute', penalty('15m', after=3))"
+                f"rule {rule.name!r} is a penalty and counts the refusals of rules {scope}, but there is none; {remedy}"
             )
         if rule.kind == "penalty" and len(rules) > MAX_WITH_PENALTY:
             raise ConfigError(
@@ -494,7 +495,8 @@ def _longest_penalty(quota: Quota, growth: int, longest_us: int | None) -> int:
             "growth= and longest= of a penalty belong together, as in growth=2, longest='1 day'"
         )
     if longest_us is not None and longest_us < quota.period_us:
-        raise ConfigError("the longest penalty cannot be shorter than the first one")
+        first, longest = format_period(quota.period_us), format_period(longest_us)
+        raise ConfigError(f"the longest penalty, {longest}, cannot be shorter than the first one, {first}")
     return quota.period_us if longest_us is None else longest_us
 
 

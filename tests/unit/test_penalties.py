@@ -69,11 +69,15 @@ def test_a_changed_number_of_refusals_keeps_the_state_and_other_changes_do_not()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"after": 0}, "after at least 1 refusal"),
-        ({"after": 1.5}, "whole refusals"),
+        ({"after": 0}, r"at least 1, as in penalty\('15m', after=3\), not 0"),
+        ({"after": -1}, "after= .* not -1"),
+        ({"after": 1.5}, "whole number of refusals"),
         ({"after": 3, "growth": 2}, "belong together"),
         ({"after": 3, "longest": "1 day"}, "belong together"),
-        ({"after": 3, "growth": 2, "longest": "1 minute"}, "shorter than the first"),
+        (
+            {"after": 3, "growth": 2, "longest": "1 minute"},
+            "penalty, 1m, cannot be shorter than the first one, 15m",
+        ),
         ({"after": 3, "growth": 101, "longest": "1 day"}, "growth"),
     ],
 )
@@ -260,6 +264,8 @@ def test_a_penalty_in_a_policy_file() -> None:
         "  - nothing for 15m after 3 refusals within that time for each key "
         "(the next one is 2 times as long, up to 1d)  [penalty]" in explain(policy)
     )
+    strict = parse_policy('[limiters.login]\nrules = ["5/minute", { kind = "penalty", quota = "1/15m" }]')
+    assert "  - nothing for 15m after 1 refusal for each key  [penalty]" in explain(strict)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def _quota(rule: Rule, quota: Quota) -> str:
         case "calendar":
             return f"at most {units} in a calendar {rule.span} of {rule.timezone}"
         case "penalty":
-            return f"nothing for {format_period(quota.period_us)} after {units} refusals within that time"
+            refusals = "1 refusal" if quota.limit == 1 else f"{units} refusals within that time"
+            return f"nothing for {format_period(quota.period_us)} after {refusals}"
     return f"at most {units} in any {period}"
 
 

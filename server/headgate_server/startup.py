@@ -60,13 +60,14 @@ def serve(
     check_recording(policy)
     log_to_stderr()
     check_stores(policy)
-    listener = listen(host, port)
     with ExitStack() as stack:
         envoy = _reserve_envoy(policy, grpc_port)
+        if envoy is not None:
+            stack.enter_context(envoy)
+        listener = listen(host, port)
         message = _greeting(listener, config, policy, workers)
         arguments = [str(config)]
         if envoy is not None:
-            stack.enter_context(envoy)
             arguments.append(authority_of(envoy))
             message += f"\nheadgate: Envoy's rate-limit service listens on {authority_of(envoy)}"
         if workers > 1:

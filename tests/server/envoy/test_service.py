@@ -33,6 +33,7 @@ from headgate_server.envoy.service import HEALTH, RATE_LIMITS, EnvoyService
 from headgate_server.factory import envoy_service
 from headgate_server.hosting import reserve
 from tests.server.envoy.asking import codes, policy_with, request
+from tests.server.support import refusal
 
 POLICY = policy_with('{ key = "user", scope = "user" }')
 TOKENS = f"""
@@ -153,3 +154,16 @@ def test_taken_port_is_an_error() -> None:
         keeper.listen()
         with pytest.raises(ConfigError, match="address already in use"):
             reserve("127.0.0.1", keeper.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments", "reason"),
+    [
+        ('limiters.a.rules = ["1/s"]', {"grpc_port": 0}, "--grpc needs [envoy] in the policy"),
+        (f'{POLICY}[envoy]\nhost = "0.0.0.0"', {}, "has no tokens"),
+    ],
+)
+def test_server_does_not_start(
+    tmp_path: Path, policy: str, arguments: dict[str, object], reason: str
+) -> None:
+    assert reason in refusal(tmp_path, policy, port=0, **arguments)

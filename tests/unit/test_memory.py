@@ -91,6 +91,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("explicit", [True, False], ids=["with its own time", "by the store's clock"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_memory_store_decides_like_the_pure_functions(shape: str, explicit: bool, clock: FakeClock) -> None:
@@ -146,6 +147,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", EXTREMES)
 def test_largest_numbers_are_counted_like_in_the_pure_functions(shape: str, clock: FakeClock) -> None:
     """Products of these numbers exceed 2^63; the times are in the years 1970 to 2255."""

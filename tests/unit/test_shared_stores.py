@@ -190,7 +190,7 @@ def test_threads_that_open_and_close_never_share_a_closed_store() -> None:
     def open_and_close(_: int) -> int:
         start.wait()
         closed = 0
-        for _ in range(100):
+        for _ in range(40):
             with Limiter("5/minute", name="x", store=URL) as limiter:
                 closed += limiter.store.is_closed  # type: ignore[attr-defined]
         return closed

@@ -17,7 +17,7 @@ from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message, TelegramSettings, create_app
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.unit.kv.cloudflare_server import CloudflareServer
-from tests.unit.kv.http_server import few_authorities, served
+from tests.unit.kv.http_server import served
 from tests.unit.kv.redis_server import redis_url
 
 SECRET = "a-webhook-secret_1"
@@ -111,12 +111,6 @@ class Service:
         for update in updates:
             response = await self.post(update)
             assert (response.status_code, response.json()) == (200, {"ok": True})
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with few_authorities(tmp_path_factory.mktemp("authorities")):
-        yield
 
 
 @pytest.fixture(scope="session")

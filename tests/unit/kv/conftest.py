@@ -12,14 +12,8 @@ from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.testing import FakeClock
 from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN, CloudflareServer
-from tests.unit.kv.http_server import few_authorities, served
+from tests.unit.kv.http_server import served
 from tests.unit.kv.redis_server import redis_url, with_own_prefix
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with few_authorities(tmp_path_factory.mktemp("authorities")):
-        yield
 
 
 @pytest.fixture(scope="session")

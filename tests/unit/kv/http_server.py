@@ -1,4 +1,4 @@
-"""A local HTTP server for an application, and HTTP clients that start quickly."""
+"""A local HTTP server for an application."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import certifi
-import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -26,15 +23,3 @@ def served(app: FastAPI) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
-
-
-@contextmanager
-def few_authorities(folder: Path) -> Iterator[None]:
-    """Make httpx load one certificate authority: the tests do not use TLS, and loading all takes longer than most tests."""
-    end = "-----END CERTIFICATE-----\n"
-    first, _, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(end)
-    authority = folder / "authority.pem"
-    authority.write_text(first + end, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSL_CERT_FILE", str(authority))
-        yield

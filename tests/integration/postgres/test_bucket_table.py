@@ -22,6 +22,7 @@ from headgate import ConfigError, CostTooHigh, Limiter, Quota, StoreConflict, sl
 from headgate.stores.postgres import AsyncBucketTable, BucketDecision, BucketTable
 from headgate.stores.postgres import bucket_table as module
 from headgate.testing import FakeClock
+from tests.searching import EXAMPLES
 
 TEN = datetime(2026, 3, 5, 10, tzinfo=UTC)
 
@@ -208,7 +209,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=min(60, EXAMPLES))
 @given(steps, st.booleans(), st.sampled_from([1, 7, 60]))
 def test_bucket_table_decides_like_the_memory_store(
     url: str, trace: list[tuple[int, str, str, int, str | None]], strict: bool, buckets: int

@@ -25,8 +25,9 @@ from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
 from headgate.stores.port_parameters import port_parameters
 from headgate.stores.postgres.codec import _can_move
+from tests import searching
 
-EXAMPLES = 200
+EXAMPLES = 2 * searching.EXAMPLES
 LATEST = 2**53 - 1
 NOW = 1_700_000_000_000_000
 

@@ -270,8 +270,9 @@ def find_programs(version: int = NEWEST) -> Path:
 def new_database(url: str) -> Iterator[str]:
     """Create an empty database on a server for the duration of the block, and yield its URL."""
     name = f"headgate_{uuid4().hex}"
+    create = "CREATE DATABASE {} STRATEGY FILE_COPY"  # by default, every page of the new database is written to the log
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        connection.execute(sql.SQL(create).format(sql.Identifier(name)))
     try:
         yield with_database(url, name)
     finally:

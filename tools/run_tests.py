@@ -44,15 +44,10 @@ CORE = (
     "unit/remote",
     "unit/http/test_frozen.py",
     "unit/http/test_headers.py",
-    "conformance/test_async_sqlite.py",
+    *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
-PLAIN_KIT = (
-    "conformance/test_memory.py::TestMemoryByItsOwnClock",
-    "conformance/test_async_memory.py::TestAsyncMemoryByItsOwnClock",
-)
-"""The kit on plain Python: all of it, by the clock that programs use."""
-ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("build", "extras", "platforms", "races", "refunds"))
+ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("extras", "platforms", "races", "refunds"))
 """Exceptions: on plain Python the kit is enough for these subjects, and they add no coverage."""
 OLDEST_POSTGRES = (
     *(
@@ -121,9 +116,7 @@ def all_jobs(reports: Path) -> list[Job]:
     found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     suites = [*(name for name in LONG if name in found), *sorted(found.difference(LONG))]
     plain = [path for path in paths_of(*CORE) if path not in paths_of(*ONLY_COMPILED)]
-    core = pytest_job(
-        "plain core", [*plain, *(TESTS / part for part in PLAIN_KIT)], reports, is_measured=True
-    )
+    core = pytest_job("plain core", plain, reports, is_measured=True)
     checks = Job("checks", ["make", "check"], environment())
     return [core, oldest_postgres_job(reports), *jobs_of(suites, reports), checks]
 

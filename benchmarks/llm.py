@@ -1,11 +1,11 @@
 """Calls of a model provider from several processes: refusals, and the share of the quota that is used.
 
-    python -m benchmarks.llm [--seconds 90] [--processes 8] [--tasks 50] [--with litellm langchain none]
+    python -m benchmarks.llm [--seconds 90] [--processes 8] [--tasks 50] [--with langchain none]
 
 A local server enforces requests and tokens per period, requests per day and calls in progress, with the headers of a real
 provider. Each process runs tasks that make one call after another, so that demand is always above the quota. The usage
 is 0.2 to 3 times the estimate, one call of 20 is a stream that is abandoned, and one process is killed in the middle. The
-budget counts in Redis. With `--with`, the same calls go through the limiters of other libraries.
+budget counts in Redis. With `--with`, the same calls go through LangChain's limiter, or none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import socket
@@ -96,7 +95,7 @@ async def asking(limiter: str, store: str, url: str, processes: int) -> AsyncIte
             yield lambda request: client.stream("POST", "/v1/chat/completions", json=request)
         await counts.aclose()
         return
-    acquire = _limiter_of(limiter, store, processes)
+    acquire = _limiter_of(limiter, processes)
     async with httpx.AsyncClient(**options) as client:
 
         @asynccontextmanager
@@ -108,7 +107,7 @@ async def asking(limiter: str, store: str, url: str, processes: int) -> AsyncIte
         yield ask
 
 
-def _limiter_of(limiter: str, store: str, processes: int) -> Callable[[dict[str, Any]], Awaitable[object]]:
+def _limiter_of(limiter: str, processes: int) -> Callable[[dict[str, Any]], Awaitable[object]]:
     """Return a function that waits for a call."""
     if limiter == "langchain":  # counts requests in one process
         from langchain_core.rate_limiters import InMemoryRateLimiter
@@ -118,52 +117,11 @@ def _limiter_of(limiter: str, store: str, processes: int) -> Callable[[dict[str,
             requests_per_second=share, check_every_n_seconds=0.05, max_bucket_size=share
         )
         return lambda request: own.aacquire()
-    if limiter == "litellm":  # its router counts requests and tokens of the current minute, in Redis
-        os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-        return _litellm_router(store)
 
     async def nothing(request: dict[str, Any]) -> None:
         pass
 
     return nothing
-
-
-def _litellm_router(store: str) -> Callable[[dict[str, Any]], Awaitable[object]]:
-    import litellm
-    from litellm import Router
-
-    litellm.suppress_debug_info = True
-    host, port = store.removeprefix("redis://").split("/")[0].split(":")
-    deployment = {
-        "model_name": MODEL,
-        # LiteLLM counts per minute, so its limits are scaled to the period.
-        "litellm_params": {
-            "model": f"openai/{MODEL}",
-            "api_key": "k",
-            "mock_response": "ok",
-            "rpm": REQUESTS * 60 // PERIOD,
-            "tpm": TOKENS * 60 // PERIOD,
-        },
-    }
-    router = Router(
-        model_list=[deployment],
-        routing_strategy="usage-based-routing-v2",
-        redis_host=host,
-        redis_port=int(port),
-        num_retries=0,
-        optional_pre_call_checks=["enforce_model_rate_limits"],
-    )
-
-    async def acquire(request: dict[str, Any]) -> None:
-        while True:
-            try:
-                await router.acompletion(MODEL, request["messages"], max_tokens=request["max_tokens"])
-            except litellm.RateLimitError:
-                await asyncio.sleep(0.25)
-            else:
-                return
-
-    return acquire
 
 
 async def work(ask: Ask, random_: random.Random, outcomes: Outcomes, ends: float) -> None:
@@ -297,9 +255,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=50)
-    parser.add_argument(
-        "--with", dest="others", nargs="*", default=[], choices=["litellm", "langchain", "none"]
-    )
+    parser.add_argument("--with", dest="others", nargs="*", default=[], choices=["langchain", "none"])
     options = parser.parse_args()
     print("| Limiter | Calls | 429 | Requests used | Tokens used | Abandoned streams |")
     print("| --- | --- | --- | --- | --- | --- |")

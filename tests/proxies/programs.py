@@ -176,12 +176,21 @@ def setting(folder: Path, policy: str, write: Callable[[Path, Ports], Sequence[s
             wait_until(lambda: _answers(found, proxy), lambda: (folder / "proxy.log").read_text()[-4_000:])
             yield found
         finally:
-            proxy.kill()
-            proxy.wait()
-            headgate.close()
             found.client.close()
+            _stop(proxy)
+            headgate.close()
             application.shutdown()
             application.server_close()
+
+
+def _stop(proxy: subprocess.Popen[bytes]) -> None:
+    """Ask a proxy to stop, so that it ends its workers; kill it if that takes too long."""
+    proxy.terminate()
+    try:
+        proxy.wait(LONGEST_WAIT / 3)
+    except subprocess.TimeoutExpired:
+        proxy.kill()
+        proxy.wait()
 
 
 def _answers(found: Setting, proxy: subprocess.Popen[bytes]) -> bool:

@@ -156,7 +156,7 @@ async def call_at_rate(port: int, request: bytes, seconds: float) -> list[float]
         async def one(planned: float) -> None:
             try:
                 await ask(request, timeout=TIMEOUT)
-            except grpc.RpcError:  # gRPC cancels calls while a thousand are waiting
+            except grpc.RpcError:  # some calls are cancelled while a thousand are waiting
                 taken.append(TIMEOUT)
             else:
                 taken.append(loop.time() - planned)

@@ -219,7 +219,7 @@ async def test_settling_at_an_impossible_cost_is_not_processed() -> None:
 
 
 async def test_a_store_without_memory_for_holds_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take(*_: object, caller: str) -> None:
+    async def take(*_: object, **options: object) -> None:
         raise HoldsUnsupported("the store cannot keep holds")
 
     monkeypatch.setattr(HoldBook, "take", take)

@@ -253,6 +253,17 @@ def test_header_fields_name_a_penalty_only_while_it_refuses() -> None:
     assert fields[1]["X-RateLimit-Limit"] == "1"
 
 
+def test_header_fields_reset_at_the_end_of_a_penalty() -> None:
+    """It is remembered for the next one, but nothing is refused any more."""
+    strict = penalty("15m", after=1, growth=2, longest="1d")
+    limiter = Limiter("1/minute", strict, clock=FakeClock())
+    limiter.hit("a")
+    refused, headers = limiter.hit("a"), Writer(limiter.rules)
+    assert refused.reset_after == 86_400 + 900
+    fields = headers.text_fields(refused, 0)
+    assert (fields["Retry-After"], fields["X-RateLimit-Reset"]) == ("900", "900")
+
+
 # --- Policies ---------------------------------------------------------------------------------------------------------
 
 

@@ -11,12 +11,14 @@ cdef class Writer:
     cdef readonly object headers
     cdef object _revision, _reset
     cdef tuple _rules, _strings
+    cdef frozenset _penalties
     cdef str _own_policy
     cdef dict _policy_of_tier
 
     cpdef dict text_fields(self, decision, int64_t now, tier=*)
     @cython.locals(policy=str, remaining=int64_t, until=int64_t)
     cpdef put(self, written, decision, int64_t now, tier)
+    cdef _reset_of(self, decision, wait)
     cdef str _policy_of(self, tier)
     cdef _put_earlier_draft(self, written, decision, reset_us, wait)
 

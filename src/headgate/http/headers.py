@@ -123,6 +123,7 @@ class Writer:
         """The fields to write."""
         self._revision, self._reset = self.headers.ratelimit, self.headers.x_ratelimit
         self._rules = tuple(rules)
+        self._penalties = frozenset([rule.name for rule in rules if rule.kind == "penalty"])
         self._strings = tuple(map(_string, self.names))
         self._own_policy = self.policy(None, self._strings)
         tiers = {tier for rule in rules for tier in rule.tiers}
@@ -153,8 +154,8 @@ class Writer:
         if limit is None:
             return
         remaining = decision.remaining or 0
-        if wait is None and not allowed:
-            reset_us = None  # waiting never helps, so there is no reset
+        if not allowed:
+            reset_us = self._reset_of(decision, wait)
         if self._revision is not None:
             policy = self._own_policy if tier is None else self._policy_of(tier)
             if policy:  # empty if the rules are unknown
@@ -176,6 +177,14 @@ class Writer:
                 if self._reset == "epoch":
                     until += now
                 written["X-RateLimit-Reset"] = f"{seconds(until)}"
+
+    def _reset_of(self, decision: Decision, wait: int | None) -> int | None:
+        """Return the microseconds until the reset after a refusal, or `None` if waiting never helps."""
+        if wait is None:
+            return None
+        if decision.rule in self._penalties:
+            return decision.retry_after_us  # its end; with a growth it is forgotten later
+        return decision.reset_after_us
 
     def policy(self, tier: Terms, strings: Sequence[str]) -> str:
         if len(strings) != len(self._rules):  # a server decided by other rules

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headgate import AsyncHold, AsyncLimiter, Hold, Limiter
+from headgate import AsyncLimiter, Hold, Limiter
 
 AnyLimiter = Limiter | AsyncLimiter
-AnyHold = Hold | AsyncHold
 
 
 async def done(result: Any) -> Any:

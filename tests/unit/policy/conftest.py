@@ -13,8 +13,6 @@ from headgate.policy import AsyncLivePolicy, LivePolicy
 from headgate.testing import FakeClock
 from tests.unit.flavours import done
 
-AnyLive = LivePolicy | AsyncLivePolicy
-
 
 class Author:
     """Writer of a policy file."""

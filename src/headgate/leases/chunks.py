@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 
 from headgate._fork import watch
 from headgate.algorithms import algorithm_for
@@ -45,17 +46,10 @@ SLACK_NS = 1_000_000
 """How long after its end the rest of a chunk is returned, so that the timer does not come early."""
 
 
-def elapsed_ns() -> int:
-    """Return nanoseconds since the machine was started; where the system can tell, including the time it was suspended."""
-    return _read_clock()
-
-
-_read_clock: Callable[[], int] = time.monotonic_ns
+# Nanoseconds since the machine was started; where the system can tell, including the time it was suspended.
+elapsed_ns: Callable[[], int] = time.monotonic_ns
 if hasattr(time, "CLOCK_BOOTTIME"):
-    _boot_clock = time.CLOCK_BOOTTIME
-
-    def _read_clock() -> int:
-        return time.clock_gettime_ns(_boot_clock)
+    elapsed_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +57,7 @@ class Chunk:
     """Units of one identity that the store has charged and this process may admit.
 
     Attributes:
-        left: The units that were not used yet.
+        left: The units that were not used yet; 0 when it has ended.
         ends: The time after which they must not be used, on the clock of the book.
         answer: The answer for the calls that it decides.
         receipts: Receipts to return the rest.
@@ -120,7 +114,7 @@ class ChunkBook:
         """Forget all chunks: they belong to the parent."""
         self._lock = threading.RLock()
         self._open: dict[Identity, Chunk] = {}
-        self._ended: list[Chunk] = []  # that have units left
+        self._ended: list[tuple[Receipts, int]] = []
         self._demand: dict[Identity, Demand] = {}
         self._forgets_at = 0
         self._stops = 0
@@ -128,25 +122,27 @@ class ChunkBook:
         self._timer_at = 0
 
     def identity_of(self, request: Request) -> Identity | None:
-        """Return the identity of a call that a chunk may decide; `None` for any other.
+        """Return the identity of a call that a chunk may decide; `None` for any other, as with a cost by unit.
 
         Raises:
             ConfigError: The key does not fit the rules.
         """
         if request.operation != "hit" or request.now is not None or request.replaces is not None:
             return None
-        key = request.key
+        key, cost = request.key, request.cost
+        if type(cost) is tuple:
+            cost = cost[0] if len(set(cost)) == 1 else 0
+        if type(cost) is not int or cost <= 0:
+            return None
         return key if type(key) is str else self._pick(key), request.tier, request.quotas
 
     def take(self, identity: Identity, cost: int) -> Answer | None:
         """Take units from the open chunk, and return the answer; `None` if it is missing, over or too small."""
-        if identity not in self._open:
-            return None
-        return while_locked(self._lock, self._take, identity, cost)
-
-    def _take(self, identity: Identity, cost: int) -> Answer | None:
         chunk = self._open.get(identity)
-        if chunk is None or cost > chunk.left or self.now() >= chunk.ends:
+        return None if chunk is None else while_locked(self._lock, self._take, chunk, cost)
+
+    def _take(self, chunk: Chunk, cost: int) -> Answer | None:
+        if cost > chunk.left or self.now() >= chunk.ends:
             return None
         chunk.left -= cost
         return chunk.answer
@@ -215,7 +211,7 @@ class ChunkBook:
             return None
         demand.remaining = decision.remaining or 0
         if self._stops or sent <= self._resumed or self.now() >= chunk.ends:
-            self._ended.append(chunk)
+            self._ended.append((receipts, units))
             demand.expected = demand.units = 0  # if the store is this slow, chunks do not help
             return None
         self._end(identity)
@@ -226,8 +222,8 @@ class ChunkBook:
     def end_of(self, sent: int, decision: Decision) -> int:
         """Return the end of a chunk: one lease after the request was sent, or at the end of a window of its rules."""
         fields = decision.fields
-        left = [fields[index][4] for index in self._window_rules]
-        length = min([self.lease_ns, *(1_000 * (reset or 0) for reset in left)])
+        windows = [1_000 * (fields[index][4] or 0) for index in self._window_rules]
+        length = min(self.lease_ns, *windows) if windows else self.lease_ns
         return sent + length * DRIFT // (DRIFT + 1)
 
     def answered(self, identity: Identity) -> None:
@@ -274,7 +270,7 @@ class ChunkBook:
         for identity in [identity for identity, chunk in self._open.items() if now >= chunk.ends]:
             self._end(identity)
         ended, self._ended = self._ended, []
-        return [(chunk.receipts, chunk.left) for chunk in ended]
+        return ended
 
     def _end(self, identity: Identity) -> None:
         """End the open chunk of an identity, if there is one."""
@@ -282,7 +278,8 @@ class ChunkBook:
         if chunk is not None:
             self._demand[identity].units += chunk.counted - chunk.left
             if chunk.left:
-                self._ended.append(chunk)
+                self._ended.append((chunk.receipts, chunk.left))
+                chunk.left = 0
 
     def timer(self, fired: int = 0) -> tuple[float, int] | None:
         """Return the seconds until `collect` is due, and its time, if a timer must be started for it.

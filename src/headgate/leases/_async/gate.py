@@ -33,9 +33,7 @@ class AsyncLeasedGate:
         identity = self._book.identity_of(request)
         if identity is None:
             return await self._gate.decide(request)
-        cost = single_cost(request)
-        if not cost:
-            return await self._gate.decide(request)
+        cost: int = request.cost if type(request.cost) is int else request.cost[0]
         answer = self._book.take(identity, cost)
         return await self._decide_at_store(request, identity, cost) if answer is None else answer
 
@@ -107,11 +105,3 @@ class AsyncLeasedGate:
             await self._gate.reset(key)
         finally:
             self._book.resume()
-
-
-def single_cost(request: Request) -> int:
-    """Return the cost of a call if it is one positive number for all rules; 0 otherwise."""
-    cost = request.cost
-    if isinstance(cost, tuple):
-        cost = cost[0] if len(set(cost)) == 1 else 0
-    return cost if type(cost) is int and cost > 0 else 0

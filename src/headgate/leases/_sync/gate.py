@@ -34,9 +34,7 @@ class LeasedGate:
         identity = self._book.identity_of(request)
         if identity is None:
             return self._gate.decide(request)
-        cost = single_cost(request)
-        if not cost:
-            return self._gate.decide(request)
+        cost: int = request.cost if type(request.cost) is int else request.cost[0]
         answer = self._book.take(identity, cost)
         return self._decide_at_store(request, identity, cost) if answer is None else answer
 
@@ -106,11 +104,3 @@ class LeasedGate:
             self._gate.reset(key)
         finally:
             self._book.resume()
-
-
-def single_cost(request: Request) -> int:
-    """Return the cost of a call if it is one positive number for all rules; 0 otherwise."""
-    cost = request.cost
-    if isinstance(cost, tuple):
-        cost = cost[0] if len(set(cost)) == 1 else 0
-    return cost if type(cost) is int and cost > 0 else 0

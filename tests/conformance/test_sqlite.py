@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Limiter, SQLiteStore, fixed_window, sliding_window, token_bucket
+from headgate import Limiter, SQLiteStore
 from headgate.testing import FakeClock, StoreContract
 from headgate.testing.contract.base import Contract
 from headgate.testing.contract.replay import ReplayTests
 from headgate.testing.contract.times import TimeTests
+from tests.conformance.writer import NOW, RULES
 
 
 class SQLiteContract(Contract):
@@ -41,31 +42,12 @@ class TestSQLiteByItsOwnClock(SQLiteContract, StoreContract):
         return SQLiteStore(self.path, clock=self.clock)
 
 
-RULES = (
-    fixed_window("1000000/day", name="window"),
-    sliding_window("1000000/day", name="buckets"),
-    token_bucket("1/day", burst=1_000_000, name="level"),
-)
-NOW = 1_700_000_000
-
-# Prints a line after every write, so that the reader can count the acknowledged writes.
-WRITER = f"""
-import sys
-from headgate import Limiter, SQLiteStore
-from tests.conformance.test_sqlite import RULES
-limiter = Limiter(*RULES, name="killed", store=SQLiteStore(sys.argv[1]))
-while True:
-    limiter.hit("a", now={NOW})
-    print(flush=True)
-"""
-
-
 @pytest.mark.parametrize("written", [1, 7, 40, 100, 333])
 def test_a_killed_writer_leaves_complete_states(tmp_path: Path, written: int) -> None:
     """Acknowledged writes are counted; at most one unfinished write is counted too, in all rules or in none."""
     path = tmp_path / "limits.db"
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", WRITER, str(path)]
+    command = [sys.executable, "-m", "tests.conformance.writer", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as writer:
         assert writer.stdout is not None
         for _ in range(written):

@@ -96,7 +96,7 @@ class Judge:
                 raise TooMany(f"{self.units} units of {self.rule} were admitted at {now}")
 
     def reset(self, now: int, granted: int) -> None:
-        """Forget all admissions; of what was `granted` before, each unit may be admitted in addition."""
+        """Forget all admissions; the units `granted` before may be admitted in addition."""
         self._admitted.clear()
         self.units = self._level = 0
         self._excused.append((now + 2 * self.period, granted))
@@ -114,7 +114,7 @@ class Process:
     paused_until: int = 0
     refused_at: int = -1
     local: int = 0
-    """Hits that were decided locally, since the last one that the store decided."""
+    """Hits decided locally since the last one that the store decided."""
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class Simulation:
                 self._change_tier()
 
     def forget_allowance(self) -> None:
-        """Let the store decide as if no time passed between charging and admitting: a bug to be found."""
+        """Make the store decide as if no time passed between charging and admitting: a bug to be found."""
         self._store = ReferenceStore().bind("simulated", leased(self.rules, 0))
 
     def run(self, seconds: float, decisions: int) -> Figures:
@@ -225,7 +225,7 @@ class Simulation:
             judge.admit(self.now, units)
 
     def reset(self, process: Process, key: Key | None) -> None:
-        """Reset a key in the store. Chunks of other processes stay open, but not those of the one that resets."""
+        """Reset a key in the store. Only chunks of other processes stay open."""
         self._store.reset(key)
         self.figures.resets += 1
         recent = [

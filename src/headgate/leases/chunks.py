@@ -1,4 +1,4 @@
-"""The chunks of a limiter in this process: when to take one, how large, and what is left of it. No I/O."""
+"""The chunks of a limiter in this process: their time, size and remaining units. No I/O."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class ChunkBook:
                 demand.units += cost
 
     def stop(self) -> None:
-        """End all chunks, and open no others until `resume`, also not those that have been requested."""
+        """End all chunks, and open no others until `resume`; a chunk that was requested before is not used either."""
         while_locked(self._lock, self._stop)
 
     def _stop(self) -> None:

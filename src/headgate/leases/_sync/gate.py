@@ -69,7 +69,7 @@ class LeasedGate:
         return granted
 
     def _start_timer(self, fired: int = 0) -> None:
-        """Let the rests of chunks be returned when they end; one timer serves all chunks."""
+        """Start a timer that returns the rests of chunks when they end; one serves all chunks."""
         timer = self._book.timer(fired)
         if timer is not None:
             pause, time = timer

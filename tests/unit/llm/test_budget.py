@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from headgate import (
     CostTooHigh,
     Limiter,
     RateLimited,
-    StoreUnavailable,
+    SQLiteStore,
     calendar,
     concurrent,
     penalty,
@@ -189,15 +190,13 @@ def test_key_and_mistakes_in_arguments(limiter: Limiter) -> None:
 
 
 def test_answer_is_not_lost_if_the_store_fails_after_it(
-    limiter: Limiter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*args: object) -> Any:
-        raise StoreUnavailable("down")
-
+    store = SQLiteStore(tmp_path / "limits.db")
+    limiter = Limiter(*rules(), name="budget", store=store)
     with Budget(limiter, prices=PRICES).call("m", ESTIMATE) as call:
         call.settle(Usage(1, 1))
-        monkeypatch.setattr(limiter.gate, "refund", fail)
-        monkeypatch.setattr(limiter.gate, "decide", fail)
+        store.close()
         call.report({"x-ratelimit-remaining-tokens": "1"})
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "a budget was not corrected by what the provider reported",

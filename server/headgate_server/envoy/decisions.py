@@ -200,7 +200,7 @@ class _Call:
         decide, request = part.limiter.gate.decide, part.request(asked)
         try:
             if not all(each.cost for each in asked):
-                decision, _ = await decide(part.request(asked, is_check=True))
+                decision, _ = await decide(part.request(asked, "peek"))
                 if not decision.allowed or not any(each.cost for each in asked):
                     return _outcome(part, asked, decision, request)
             decision, _ = await decide(request)

@@ -15,7 +15,7 @@ from headgate.http import Writer
 from headgate.policy import AsyncVersion
 from headgate.quota import Quota
 from headgate.rules import make_rule
-from headgate.stores import Request
+from headgate.stores import Operation, Request
 from headgate_server.envoy.answers import shown_limit
 from headgate_server.envoy.matching import Asked
 
@@ -70,14 +70,14 @@ class LimiterPart:
         self._has_overrides = any(each.override is not None for each in asked)
         self._limits = [shown_limit(rule, rule.quota) for rule in live]
 
-    def request(self, asked: Sequence[Asked], *, is_check: bool = False) -> Request:
-        """Return the request for these counters; a check asks for at least one unit of each."""
+    def request(self, asked: Sequence[Asked], operation: Operation = "hit") -> Request:
+        """Return the request for these counters; a `"peek"` asks for at least one unit of each."""
         costs = [asked[place].cost for place in self._asked] or [each.cost for each in asked]
-        if is_check:
+        if operation == "peek":
             costs = [cost or 1 for cost in costs]
         cost = costs[0] if len(set(costs)) == 1 else tuple(costs)
         key = {each.scope: each.key for each in asked}
-        request = Request("peek" if is_check else "hit", key, cost)
+        request = Request(operation, key, cost)
         if not self._has_overrides:
             return request
         return request.with_quotas(

@@ -143,9 +143,7 @@ class _Call:
 
     async def _record(self, asked: Asked) -> None:
         part = self._parts.get([asked], self._deadline)
-        request = part.request([asked])
-        request.operation = "record"
-        await part.limiter.gate.decide(request)
+        await part.limiter.gate.decide(part.request([asked], "record"))
 
     async def _all_or_nothing(self, asked: Sequence[Asked]) -> list[SetOutcome]:
         if not asked:

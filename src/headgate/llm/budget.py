@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from headgate._fork import watch
 from headgate.clock import MICROSECONDS, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreError, listed
-from headgate.http.client.reports import reported_limits
+from headgate.http.client.reports import ReportedLimit, reported_limits
 from headgate.http.limit import AnyLimiter
 from headgate.http.sync_async import Steps
 from headgate.keys import Key
@@ -151,15 +152,19 @@ class BudgetBase(Generic[AnyLimiter]):
         return self._corrections.get((str(key), rule), 0)
 
     def correct(self, call: CallBase, headers: Mapping[str, str]) -> Steps:
-        """Lower the remaining units of the limiter to the reported ones, if these are fewer.
+        """Lower the remaining units of the limiter to the reported ones, if these are fewer, and keep a reserve.
 
         Decision 27 has the reasons.
         """
-        gaps = list(self._gaps(call, headers))
-        if not gaps:
-            return
+        reported = list(self._reported(call, headers))
+        gaps = list(self._gaps(call, reported))
+        surcharges = dict(self._surcharges(call, reported))
         try:
-            yield from self._correct(call, gaps)
+            if gaps:
+                yield from self._correct(call, gaps)
+            if surcharges:
+                request = self._recording(call.key, surcharges)
+                yield from self._decide(call.key, request, surcharges)
         except StoreError:
             logger.warning("a budget was not corrected by what the provider reported", exc_info=True)
 
@@ -174,29 +179,57 @@ class BudgetBase(Generic[AnyLimiter]):
             missing = min(believed, found.remaining) - reported
             if missing <= 0:
                 continue
-            request = limiter.request("record", key, 0)
+            request = self._recording(key, {rule.name: missing})
             if rule.kind != "token_bucket":
                 # Admitted only if nobody else charged this rule since `check`, for example for the same report.
                 most = Quota(found.limit - found.remaining + missing, rule.quota.period_us)
                 request = limiter.request("hold", key, 0, quota={rule.name: most}, is_final=False)
+                request = request.with_costs(tuple(missing if own is rule else 0 for own in limiter.rules))
             # In a bucket another quota would cost the open holds their refunds; see decision 27.
-            request = request.with_costs(tuple(missing if own is rule else 0 for own in limiter.rules))
-            decision, _ = yield limiter.gate.decide(request)
-            if decision.allowed:
-                self._corrections[str(key), rule.name] = self.corrected(key, rule.name) + missing
+            yield from self._decide(key, request, {rule.name: missing})
 
-    def _gaps(self, call: CallBase, headers: Mapping[str, str]) -> Iterator[Gap]:
+    def _recording(self, key: Key, units: Mapping[str, int]) -> Any:
+        """Return a request that charges units by rule, whatever remains."""
+        limiter = self.limiter.current
+        costs = tuple(units.get(rule.name, 0) for rule in limiter.rules)
+        return limiter.request("record", key, 0).with_costs(costs)
+
+    def _decide(self, key: Key, request: Any, units: Mapping[str, int]) -> Steps:
+        decision, _ = yield self.limiter.current.gate.decide(request)
+        if decision.allowed:
+            for rule, charged in units.items():
+                self._corrections[str(key), rule] = self.corrected(key, rule) + charged
+
+    def _gaps(self, call: CallBase, reported: list[Reported]) -> Iterator[Gap]:
         """Yield the rules whose remaining units were more than the provider reports, at all times since the hold."""
-        reports = reported_limits(headers, self._dates.now_us() / MICROSECONDS)
-        rules = self._reported_rules() if reports else {}
-        for report in reports:
-            rule = rules.get(report.unit)
-            if rule is None or rule.name not in call.left:
-                continue
+        for rule, report in reported:
             since = self.corrected(call.key, rule.name) - call.corrected[rule.name]
             believed = call.left[rule.name] - since
             if believed > report.remaining:
                 yield Gap(rule, believed, report.remaining)
+
+    def _surcharges(self, call: CallBase, reported: list[Reported]) -> Iterator[tuple[str, int]]:
+        """Yield the rules whose reserve at the provider others have used, and the units that the call costs more.
+
+        The reserve is the part of the provider's limit above the burst of a bucket. Below half of it, a call costs up
+        to twice its estimate, so that the rate falls while the budget is used up; see decision 27.
+        """
+        for rule, report in reported:
+            if rule.kind != "token_bucket" or report.limit is None:
+                continue
+            reserve = (report.limit - (rule.quota.burst or rule.quota.limit)) / 2
+            if report.remaining < reserve:
+                cost = self.costs(call.model, call.estimated)[rule.unit]
+                yield rule.name, math.ceil(cost * (1 - report.remaining / reserve))
+
+    def _reported(self, call: CallBase, headers: Mapping[str, str]) -> Iterator[Reported]:
+        """Yield the limits in the header fields of a response, each with the rule that it corrects."""
+        reports = reported_limits(headers, self._dates.now_us() / MICROSECONDS)
+        rules = self._reported_rules() if reports else {}
+        for report in reports:
+            rule = rules.get(report.unit)
+            if rule is not None and rule.name in call.left:
+                yield Reported(rule, report)
 
     def _reported_rules(self) -> dict[str, Rule]:
         """Return the rule with the shortest period for each unit."""
@@ -205,6 +238,13 @@ class BudgetBase(Generic[AnyLimiter]):
             if rule.kind in CORRECTED and rule.quota.period_us <= LONGEST_REPORTED_US:
                 rules[rule.unit] = rule
         return rules
+
+
+class Reported(NamedTuple):
+    """A limit that the provider reported, and the rule that it corrects."""
+
+    rule: Rule
+    report: ReportedLimit
 
 
 class Gap(NamedTuple):

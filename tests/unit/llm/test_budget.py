@@ -298,6 +298,22 @@ def test_own_correction_is_not_repeated_for_older_calls(shared: Limiter) -> None
         assert remaining(shared)[0] == 300
 
 
+@pytest.mark.parametrize(("left", "surcharge"), [(1000, 0), (100, 0), (75, 25), (50, 50), (0, 100)])
+def test_call_costs_up_to_twice_as_much_when_others_use_the_reserve(
+    clock: FakeClock, left: int, surcharge: int
+) -> None:
+    """The budget is used up, so that no remaining unit shows that the provider has fewer of them."""
+    bucket = token_bucket("1000/minute", burst=800, unit="tokens")
+    shared, unreported = Limiter(bucket, clock=clock), Limiter(bucket, clock=clock)
+    for limiter, headers in ((shared, reported(left)), (unreported, {})):
+        assert limiter.hit("m", {"tokens": 700})
+        with Budget(limiter).call("m", Usage(100)) as call:
+            call.report(headers)
+            call.settle(Usage(100))
+    clock.advance(12)
+    assert unreported.check("m", 0).remaining - shared.check("m", 0).remaining == surcharge
+
+
 def test_report_does_not_correct_rules_of_a_day(clock: FakeClock) -> None:
     limiter = Limiter(sliding_window("50000/day", unit="tokens"), clock=clock)
     with Budget(limiter).call("m", Usage(100)) as call:

@@ -210,8 +210,8 @@ CANCELLED_HOLDS = {"actors": 12, "calls": 100, "cancels": 0.4, "thinks": 0.2, "b
 
 DEFECTS = (
     Defect("forgets one charge in 10,000", "redis", _forgets, (), 14, SLOW_HITS),
-    Defect("fails open once", "redis", _fails_open, (), 2),
-    Defect("leaks one cancelled hold in 1,000", "redis", _leaks, (), 36, CANCELLED_HOLDS),
+    Defect("fails open once", "redis", _fails_open, (), 42),
+    Defect("leaks one cancelled hold in 1,000", "redis", _leaks, (), 73, CANCELLED_HOLDS),
     Defect("renews with a new lease", "redis", ((AsyncHold, "renew", _renew_with_new_lease),), ()),
     Defect(
         "takes a replica for an outage",

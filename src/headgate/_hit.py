@@ -66,8 +66,10 @@ Coroutine.register(PendingCall)
 
 
 def pending_call(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Return a coroutine without a truth value."""
-    return PendingCall(coroutine)
+    """Return a coroutine without a truth value; if compiled, faster than the constructor."""
+    call = PendingCall.__new__(PendingCall)
+    call._coroutine = coroutine
+    return call
 
 
 async def decide(gate: AsyncGate, request: Request) -> Decision:

@@ -98,3 +98,6 @@ cdef class PenaltyGate(MemoryGate):
     cdef count_refusal(self, Slot slot, int64_t at, now)
     @cython.locals(slot=Slot)
     cdef tuple charge(self, tuple slots, int64_t at, now, bint holds)
+
+cdef class ImmediateGate:
+    cdef readonly MemoryGate gate

@@ -14,6 +14,7 @@ from headgate import (
 )
 from headgate.stores.postgres.codec import many
 from headgate.stores.postgres.operations import PostgresOperations
+from headgate.stores.remote.encoding import decode
 from headgate.stores.request import Request
 
 WINDOW = sliding_window("10/hour")
@@ -72,3 +73,10 @@ def test_recording_too_many_units_raises() -> None:
     assert (caught.value.cost, caught.value.capacity) == (7, 5)
     with pytest.raises(StoreConflict):
         request.plan.check_recorded(request, (-4, 0, 0, 0, 0, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("reply", [(7,), (), (0, 0, 0, 0, 0, 0, 0, 0, 0)])
+def test_invalid_reply_to_a_record_is_a_store_conflict(reply: tuple[int, ...]) -> None:
+    _, decoder = PostgresOperations("x", (WINDOW,), "app").decide(Request("record", "ada", 7))
+    with pytest.raises(StoreConflict, match="invalid reply"):
+        decode("PostgreSQL", decoder, reply)

@@ -333,12 +333,15 @@ class PostgresPlan:
         Raises:
             CostTooHigh: The count would leave the exact range.
             StoreConflict: A row does not hold a state of its rule.
+            ValueError: The reply does not report that the units were counted.
         """
         for i, (algorithm, cost) in enumerate(zip(self.algorithms, call.costs, strict=True)):
             place = i * PER_RULE
             if reply[place] == _UNCOUNTABLE:
                 raise CostTooHigh(cost, reply[place + 1], algorithm.name)
             self._check_ours(reply[place], i)
+            if reply[place] != _ADMITTED:
+                raise ValueError("no such reply to a record")
 
     def _check_ours(self, answer: int, i: int) -> None:
         if answer == _NOT_OURS:

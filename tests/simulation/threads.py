@@ -221,11 +221,13 @@ class SimulatedRLock:
         self._owner: SimulatedThread | None = None
         self._count = 0
 
-    def acquire(self) -> bool:
+    def acquire(self, blocking: bool = True) -> bool:
         me = self._scheduler.running
         if self._owner is not me:
             self._scheduler.point()
             while self._owner is not None:
+                if not blocking:
+                    return False
                 self._scheduler.wait(lambda: self._owner is None, 1e6)
             self._owner = me
         self._count += 1

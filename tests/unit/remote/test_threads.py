@@ -99,6 +99,28 @@ def test_a_lost_call_without_a_waiter_does_not_block_other_threads(
             job.result(PATIENCE)
 
 
+def test_a_call_made_while_another_thread_works_is_sent_by_that_thread(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    call(engine, "warm")
+    wire, is_working, go_on = peer.wires[0], threading.Event(), threading.Event()
+    usual = wire.receive
+
+    def receive() -> Any:
+        is_working.set()
+        go_on.wait(PATIENCE)
+        return usual()
+
+    wire.receive = receive  # type: ignore[method-assign]
+    first = pool.submit(call, engine, "first")
+    assert is_working.wait(PATIENCE)
+    others = [pool.submit(call, engine, f"{number}") for number in range(5)]
+    until(lambda: len(engine._dispatcher._new) == 5)
+    go_on.set()
+    assert first.result(PATIENCE) == "first"
+    assert [job.result(PATIENCE / 2) for job in others] == [f"{number}" for number in range(5)]
+
+
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,8 @@ A thread that finds no leader leads: it sends its call and all others that wait,
 theirs. When its own call is over, it makes another waiting thread the leader.
 
 Only waiting takes place outside the lock. Connecting is done by a short-lived thread; sending, receiving and passing on
-replies never block, and are done under one lock by whichever thread comes along. So a leader whose deadline passes, or that
+replies never block, and are done under one lock by whichever thread comes along. A thread with a new call does not wait for
+the lock: its holder looks for new calls after releasing it. So a leader whose deadline passes, or that
 is interrupted by a signal handler, can be replaced at any time. If a signal handler raises while a thread holds the lock,
 the connection may be in an undefined state. It is closed, and the calls that were sent on it fail.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.base import REENTERED, while_locked
+from headgate.stores.base import REENTERED, release_if_owned, while_locked
 from headgate.stores.remote.batching import GRACE, OVER, Abandoned, Batcher, RemoteCall
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Wire
@@ -169,7 +170,7 @@ class ThreadDispatcher:
     def add(self, call: ThreadCall) -> bool:
         """Queue a call, and send it if that is possible; return whether its thread leads."""
         self._new.append(call)
-        return self._step(call)
+        return self._step(call, waits=False)
 
     def tell(self, call: ThreadCall) -> None:
         """Queue a call for which no thread waits; this thread may be in a step already, which then sends it."""
@@ -190,14 +191,23 @@ class ThreadDispatcher:
         closing.state = OVER
         self._step(closing)
 
-    def _step(self, call: ThreadCall) -> bool:
-        """Do everything that can be done without waiting; return whether the thread of the call leads."""
+    def _step(self, call: ThreadCall, *, waits: bool = True) -> bool:
+        """Do everything that can be done without waiting; return whether the thread of the call leads.
+
+        With `waits=False`, if another thread holds the lock, that thread does everything.
+        """
         if self.is_inherited:
             raise StoreError(f"{self._peer.name}: the process was forked during a call")
         if self._lock._is_owned():
             raise StoreError(REENTERED)
         try:
-            return while_locked(self._lock, self._advance, call)
+            leads = while_locked(self._lock, self._advance, call) if waits else False
+            while self._new:  # added by threads that did not wait for the lock
+                result = self._advance_if_unlocked(call)
+                if result is None:
+                    break
+                leads = result
+            return leads
         except BaseException:
             self._is_interrupted = True
             raise
@@ -242,6 +252,18 @@ class ThreadDispatcher:
         if not self.is_inherited and not self._lock._is_owned():
             self._step(call)
         self._wake_next()
+
+    def _advance_if_unlocked(self, call: ThreadCall) -> bool | None:
+        """Return the result of `_advance`, or `None` at once if another thread holds the lock."""
+        try:
+            if not self._lock.acquire(blocking=False):
+                return None
+            leads = self._advance(call)
+            self._lock.release()
+        except BaseException:
+            release_if_owned(self._lock)
+            raise
+        return leads
 
     def _advance(self, call: ThreadCall) -> bool:
         now, batcher = time.monotonic(), self._batcher

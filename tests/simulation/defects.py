@@ -223,7 +223,7 @@ DEFECTS = (
     Defect(
         "loses replies with the end of a connection",
         "postgres",
-        ((postgres.PostgresWire, "receive", _receive_late), (batching, "ENOUGH_TO_FOLLOW", 2)),
+        ((postgres.PostgresWire, "receive", _receive_late), (batching, "MOST_PER_BATCH", 2)),
         ("restart", "block"),
         seed=4,
     ),
@@ -259,7 +259,7 @@ DEFECTS = (
     Defect(
         "sends two batches whose replies have no order",
         "server",
-        ((ServerPeer, "follows", True), (batching, "ENOUGH_TO_FOLLOW", 2)),
+        ((ServerPeer, "follows", True), (batching, "MOST_PER_BATCH", 2)),
         ("delay",),
     ),
     Defect(

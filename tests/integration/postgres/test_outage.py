@@ -26,7 +26,7 @@ from headgate import (
 from headgate.errors import StoreError
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
-from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW
+from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.remote.peer import Receiver
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
@@ -40,7 +40,7 @@ DEADLINE = 0.5
 """Seconds until a call to a hanging server times out."""
 
 
-HALF = ENOUGH_TO_FOLLOW
+HALF = MOST_PER_BATCH
 """Calls per batch: one batch is sent, and a second one follows."""
 
 LIMIT = 50

@@ -9,7 +9,6 @@ import pytest
 
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.batching import (
-    ENOUGH_TO_FOLLOW,
     EXPIRY_PAUSE,
     GRACE,
     LATE,
@@ -137,18 +136,18 @@ def test_a_batch_is_capped_by_number_and_size() -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_second_batch_is_pipelined_if_enough_calls_wait(follows: bool) -> None:
+def test_a_second_full_batch_is_pipelined(follows: bool) -> None:
     traffic = Traffic(follows=follows)
     traffic.add(*calls("a"))
     traffic.send()
-    traffic.add(*numbered(ENOUGH_TO_FOLLOW - 1))
+    traffic.add(*numbered(MOST_PER_BATCH - 1))
     assert traffic.send() == []
     traffic.add(RecordedCall("last"))
-    assert [len(batch) for batch in traffic.send()] == ([ENOUGH_TO_FOLLOW] if follows else [])
-    traffic.add(*numbered(ENOUGH_TO_FOLLOW))
+    assert [len(batch) for batch in traffic.send()] == ([MOST_PER_BATCH] if follows else [])
+    traffic.add(*numbered(MOST_PER_BATCH))
     assert traffic.send() == []  # there is no third
     traffic.reply()
-    assert [len(batch) for batch in traffic.send()] == ([ENOUGH_TO_FOLLOW] if follows else [MOST_PER_BATCH])
+    assert [len(batch) for batch in traffic.send()] == [MOST_PER_BATCH]
 
 
 def test_a_batch_with_two_messages_is_answered_after_the_next_batch() -> None:
@@ -157,10 +156,10 @@ def test_a_batch_with_two_messages_is_answered_after_the_next_batch() -> None:
     [a] = calls("a")
     traffic.add(a)
     assert traffic.send() == ["first"]
-    traffic.add(*numbered(ENOUGH_TO_FOLLOW))
+    traffic.add(*numbered(MOST_PER_BATCH))
     assert traffic.send() == ["first"]
     assert traffic.batcher.receive("first", 0.0) == ["a"]
-    assert [len(batch.calls) for batch in traffic.batcher.batches] == [ENOUGH_TO_FOLLOW, 1]
+    assert [len(batch.calls) for batch in traffic.batcher.batches] == [MOST_PER_BATCH, 1]
 
 
 def test_calls_not_executed_by_the_server_are_resent_one_by_one() -> None:
@@ -249,7 +248,7 @@ def test_an_expired_call_is_a_timeout_if_nothing_was_received(is_sent: bool, hea
     traffic.peer.converse = in_two_steps(traffic.peer.converse)
     traffic.add(*calls("a", now=1.0, deadline=10))
     traffic.send(1.0)
-    expired = [RecordedCall(f"{number}", 2.0) for number in range(ENOUGH_TO_FOLLOW if is_sent else 1)]
+    expired = [RecordedCall(f"{number}", 2.0) for number in range(MOST_PER_BATCH if is_sent else 1)]
     traffic.add(*expired)
     assert bool(traffic.send(2.0)) is is_sent
     if heard:
@@ -371,7 +370,7 @@ def test_all_waiting_calls_fail_if_connecting_fails() -> None:
 
 def test_a_lost_connection_fails_sent_calls() -> None:
     traffic = Traffic(follows=True)
-    sent, waiting = [*calls("a"), *numbered(ENOUGH_TO_FOLLOW)], RecordedCall("waiting")
+    sent, waiting = [*calls("a"), *numbered(MOST_PER_BATCH)], RecordedCall("waiting")
     for call in sent:
         traffic.add(call)
         traffic.send()

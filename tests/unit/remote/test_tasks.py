@@ -71,7 +71,7 @@ async def test_calls_of_one_event_loop_iteration_are_sent_together(
 
 # --- One batch after another -----------------------------------------------------------------------------------------
 
-HALF = batching.ENOUGH_TO_FOLLOW
+HALF = batching.MOST_PER_BATCH
 
 
 async def start_two_batches(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:

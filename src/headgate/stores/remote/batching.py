@@ -1,8 +1,8 @@
 """Decides which calls are sent together and what a passed deadline means; no I/O and no clock.
 
 - **Batches.** A call that finds the connection idle is sent at once. Calls that arrive during a round trip wait for its end
-  and leave together, at most `MOST_PER_BATCH`. Where the peer allows it, a second batch follows on the same connection
-  before the first is answered, as soon as `ENOUGH_TO_FOLLOW` calls wait, so that client and server work at the same time.
+  and leave together, at most `MOST_PER_BATCH`. Where the peer allows it, a second full batch follows on the same connection
+  before the first is answered, so that client and server work at the same time.
 - **Deadlines.** Each call has a deadline for everything from the call to its reply. A call that misses it fails alone: a
   connection is closed only after it was silent for the store's own deadline.
 - **Down or overloaded.** Nothing arrived from the server since the call was made: the server is down. Something arrived:
@@ -24,11 +24,8 @@ from typing import Any, NamedTuple
 from headgate.errors import StoreError, StoreOverloaded
 from headgate.stores.remote.peer import ALONE, Conversation, Peer
 
-MOST_PER_BATCH = 64
+MOST_PER_BATCH = 32
 """The cap of a batch. Without one, client and server would work in turns instead of at the same time."""
-
-ENOUGH_TO_FOLLOW = 32
-"""The number of waiting calls at which a second batch is sent before the first is answered."""
 
 LATE = 0.02
 """Seconds by which a deadline is noticed late only if this process was blocked."""
@@ -160,7 +157,7 @@ class Batcher:
         """Return whether a batch may be sent now."""
         if not self.batches:
             return bool(self.waiting)
-        return self._follows and len(self.batches) == 1 and len(self.waiting) >= ENOUGH_TO_FOLLOW
+        return self._follows and len(self.batches) == 1 and len(self.waiting) >= MOST_PER_BATCH
 
     def next_message(self, now: float) -> Any | None:
         """Return the first message of the next batch, which may be sent, or `None` if no caller waits any more."""

@@ -16,14 +16,8 @@ from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
 from headgate.stores import Answer, Operation, Request
 from headgate_server.describe import limiter_shown
-from headgate_server.holds import (
-    HoldBook,
-    HoldBusy,
-    HoldsUnsupported,
-    TooManyHolds,
-    UnknownHold,
-    UnknownLimiter,
-)
+from headgate_server.hold_record import HoldBusy, HoldsUnsupported
+from headgate_server.holds import HoldBook, TooManyHolds, UnknownHold, UnknownLimiter
 from headgate_server.inspect import state_of
 from headgate_server.logs import AUDIT
 from headgate_server.problems import ApiProblem

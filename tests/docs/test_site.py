@@ -30,7 +30,6 @@ PACKAGES = {"headgate": ROOT / "src", "headgate_server": ROOT / "server"}
 INTERNAL = {
     "headgate.testing.contract",  # its names are those of headgate.testing
     "headgate_server.cli",  # documented as a command
-    "headgate_server.holds",
 }
 """Modules that have an `__all__` without being public."""
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from headgate.errors import StoreConflict
 from headgate.stores.counters import OVERFLOW
-from headgate_server.holds.record import (
+from headgate_server.hold_record import (
     HoldRecord,
     HoldsUnsupported,
-    SettleClaim,
     is_id,
     limiter_hint,
     new_id,
@@ -39,7 +38,9 @@ records = st.builds(
     kept_for=st.floats(0, 3e9),
     watched_in=st.none() | texts,
     quota=st.none() | texts | st.dictionaries(texts, texts, max_size=2),
-    claim=st.none() | st.builds(SettleClaim.new, costs, st.none() | numbers),
+    final=st.none() | costs,
+    confirming_since=st.none() | numbers,
+    nonce=texts,
     lost=st.booleans(),
 )
 
@@ -58,21 +59,18 @@ def test_other_text_is_a_conflict(text: str) -> None:
         HoldRecord.from_text(text)
 
 
-@pytest.mark.parametrize("claim", [7, [1], {}, ["a", "b"], [None, 1], [1, 2, 3], [1, "a", "b"]])
-def test_other_claim_is_a_conflict(claim: object) -> None:
-    record = json.loads(HoldRecord("llm", "alice", 1, None, (), None, 60.0, None).text())
-    with pytest.raises(StoreConflict):
-        HoldRecord.from_text(json.dumps({**record, "claim": claim}))
-
-
 def test_receipt_of_unknown_type_is_unsupported() -> None:
-    record = HoldRecord("llm", "alice", 1, None, ("rule",), ((object(), (1, 2, 3)),), 60.0, None)
     with pytest.raises(HoldsUnsupported, match="object"):
-        record.text()
-
-
-def test_claims_are_unique() -> None:
-    assert SettleClaim.new(5) != SettleClaim.new(5)
+        HoldRecord(
+            limiter="llm",
+            key="alice",
+            cost=1,
+            tier=None,
+            rules=("rule",),
+            receipts=((object(), (1, 2, 3)),),
+            kept_for=60.0,
+            watched_in=None,
+        ).text()
 
 
 @given(texts)

@@ -25,18 +25,9 @@ from headgate.rules import Rule
 from headgate.stores.kv import KVStore, MemoryKV
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
-from headgate_server.holds import (
-    HoldBook,
-    HoldsUnsupported,
-    SettleResult,
-    TooManyHolds,
-    UnknownHold,
-    UnknownLimiter,
-)
-from headgate_server.holds import (
-    book as book_module,
-)
-from headgate_server.holds.record import MARGIN, HoldRecord, StoredHold, new_id
+from headgate_server import holds
+from headgate_server.hold_record import MARGIN, HoldRecord, HoldsUnsupported, StoredHold, new_id
+from headgate_server.holds import HoldBook, SettleResult, TooManyHolds, UnknownHold, UnknownLimiter
 from tests.integration.redis.cluster import running_cluster
 from tests.server.hold_places import PATIENT, NotingStore, OpenStore, take
 
@@ -110,7 +101,7 @@ async def test_hold_of_cost_0_has_no_record(open_store: OpenStore, monkeypatch: 
 async def test_open_holds_are_limited_per_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(book_module, "MAX_PER_CALLER", 3)
+    monkeypatch.setattr(holds, "MAX_PER_CALLER", 3)
     book = HoldBook({"llm": AsyncLimiter("1000/minute", name="llm", hooks=[Hook()])})
     ids = [(await book.take("llm", f"key {number}", caller="shop"))[1] for number in range(3)]
     with pytest.raises(TooManyHolds, match="this caller has 3 open holds"):
@@ -228,7 +219,9 @@ async def test_foreign_record_is_a_conflict(open_store: OpenStore) -> None:
         await store.note(f"hold/{hold_id}", text, 60)
         with pytest.raises(StoreConflict):
             await book.finish(hold_id, 0)
-    record = HoldRecord("llm", "alice", 1, None, (), None, 60.0, None).text()
+    record = HoldRecord(
+        limiter="llm", key="alice", cost=1, tier=None, rules=(), receipts=None, kept_for=60.0, watched_in=None
+    ).text()
     hold_id = new_id("llm")
     await store.note(f"hold/{hold_id}", f" {record}", 60)
     with pytest.raises(StoreConflict):

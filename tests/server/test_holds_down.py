@@ -17,8 +17,9 @@ from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
-from headgate_server.holds import HoldBook, SettleResult, UnknownHold, open_holds
-from headgate_server.holds.record import MARGIN, new_id
+from headgate_server import holds
+from headgate_server.hold_record import MARGIN, new_id
+from headgate_server.holds import HoldBook, SettleResult, UnknownHold
 from tests.server.hold_places import take
 from tests.unit.outage.later import Later
 
@@ -93,7 +94,7 @@ async def test_degraded_hold_expires() -> None:
 
 
 async def test_number_of_degraded_holds_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_holds, "MAX_OPEN", 3)
+    monkeypatch.setattr(holds, "MAX_OPEN", 3)
     async with nowhere() as store:
         book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
         ids = [(await book.take("llm", "alice", 4))[1] or "" for _ in range(5)]

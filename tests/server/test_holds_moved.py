@@ -11,10 +11,9 @@ import pytest
 from headgate import AsyncHold, AsyncLimiter, Decision, MemoryStore, concurrent, sliding_window
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
-from headgate_server.holds import HoldBook, HoldBusy, UnknownHold
-from headgate_server.holds import record as record_module
-from headgate_server.holds.record import CONFIRMING_US, MARGIN, SettleClaim, StoredHold
-from headgate_server.holds.restore import RestoredHold
+from headgate_server import hold_record
+from headgate_server.hold_record import CONFIRMING_US, MARGIN, HeldUnits, HoldBusy, StoredHold
+from headgate_server.holds import HoldBook, UnknownHold
 from tests.server.hold_places import NotingStore, OpenStore, Place
 
 RULES = (
@@ -141,13 +140,13 @@ async def claim_and_die(store: NotingStore, hold_id: str, clock: FakeClock) -> N
     """Claim the outcome of a hold, as a worker that is killed before it moves the units."""
     stored = await StoredHold.read(store, hold_id)
     assert stored is not None
-    await stored.claim(SettleClaim.new(stored.record.cost, clock.now_us()), clock.now_us())
+    await stored.claim(stored.record.cost, clock.now_us(), to_confirm=True)
 
 
 async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_module, "PAUSES", ())
+    monkeypatch.setattr(hold_record, "PAUSES", ())
     store, clock = open_store(), FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
@@ -179,10 +178,10 @@ async def test_slow_confirmation_is_still_admitted(open_store: OpenStore) -> Non
     store, clock = open_store(), FakeClock()
     book, other = book_on(store, clock), book_on(open_store(), clock)
     hold_id = await take(book, 400)
-    asked = RestoredHold.hold
+    asked = HeldUnits.hold
     overtaken: list[bool] = []
 
-    def overtake(self: RestoredHold, *, calls_hooks: bool) -> AsyncHold:
+    def overtake(self: HeldUnits, *, calls_hooks: bool) -> AsyncHold:
         hold = asked(self, calls_hooks=calls_hooks)
         if overtaken:
             return hold
@@ -198,6 +197,6 @@ async def test_slow_confirmation_is_still_admitted(open_store: OpenStore) -> Non
         return hold
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RestoredHold, "hold", overtake)
+        patch.setattr(HeldUnits, "hold", overtake)
         assert await book.confirm(hold_id)
     assert await left_on(store) == [8, 200, 3]

@@ -8,8 +8,9 @@ from headgate import AsyncLimiter, Decision, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
 from headgate.testing import FakeClock
-from headgate_server.holds import HoldBook, TooManyHolds, book, open_holds
-from headgate_server.holds.record import MARGIN
+from headgate_server import holds
+from headgate_server.hold_record import MARGIN
+from headgate_server.holds import HoldBook, TooManyHolds
 
 
 class HeldUnits(Hook):
@@ -156,7 +157,7 @@ async def test_number_of_watched_holds_is_bounded(
     worker: Worker, other: Worker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More holds are counted neither as open nor, later, as settled."""
-    monkeypatch.setattr(open_holds, "MAX_OPEN", 2)
+    monkeypatch.setattr(holds, "MAX_OPEN", 2)
     ids = [await worker.take(cost) for cost in (1, 10, 100, 1000)]
     assert worker.hook.held == 11
     assert worker.hook.ends == [None, None]
@@ -170,8 +171,8 @@ async def test_number_of_watched_holds_is_bounded(
 async def test_holds_that_other_workers_settled_make_room(
     worker: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "MAX_PER_CALLER", 4)
-    monkeypatch.setattr(book, "CHECKED_AT_ONCE", 2)
+    monkeypatch.setattr(holds, "MAX_PER_CALLER", 4)
+    monkeypatch.setattr(holds, "CHECKED_AT_ONCE", 2)
     ids = [await worker.take(1) for _ in range(4)]
     await other.book.finish(ids[3], 0)
     with pytest.raises(TooManyHolds):

@@ -11,7 +11,8 @@ import pytest
 
 from headgate.errors import StoreConflict, StoreUnavailable
 from headgate_server.app import BODY_SECONDS
-from headgate_server.holds import HoldBook, HoldsUnsupported
+from headgate_server.hold_record import HoldsUnsupported
+from headgate_server.holds import HoldBook
 from tests.server.support import READ_SECONDS, Server, problem
 
 HIT = "/v1/limiters/login/hit"

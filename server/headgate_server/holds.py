@@ -1,44 +1,56 @@
-"""The holds of a server: take, settle, confirm and renew them by id."""
+"""Holds of the HTTP API: they outlive the request that took them, and any worker can settle them.
+
+A hold is one record in the store that counts its units, under its id (`HoldRecord`). Every change of its state is one
+atomic step: a worker replaces the record that it has read (`AsyncNotes.note` with `replaces=`). Of all workers that try,
+also after a restart, one succeeds.
+
+    open -> final                 settle or release: only the worker that replaced the record gives back or records
+    open -> confirming -> final   confirm, admitted
+    open -> confirming -> open    confirm, refused
+
+A confirmation without a result after `CONFIRMING_US` counts as open: its worker died.
+Renewing extends the leases and the lifetime of the record; it can be repeated.
+
+A failure leaves units counted until they expire, and never gives back twice: a worker that is killed between two steps, a
+store that fails there, a reply that gets lost. After a lost confirmation, the next one takes units in addition, because
+nobody knows whether those of the hold were moved.
+
+A hold that the failure policy admitted while the store was down has no record. Only the worker that took it knows it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from headgate import (
-    AsyncHold,
-    AsyncLimiter,
-    ConfigError,
-    CostTooHigh,
-    Decision,
-    HeadgateError,
-    StoreError,
-)
+from headgate import AsyncHold, AsyncLimiter, ConfigError, CostTooHigh, Decision, HeadgateError, StoreError
 from headgate.clock import Clock, SteadyClock, to_microseconds
 from headgate.costs import Cost, total
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
 from headgate.stores import AsyncNotes
-from headgate_server.holds import open_holds
-from headgate_server.holds.open_holds import OpenHolds
-from headgate_server.holds.record import (
+from headgate_server.hold_record import (
+    HeldUnits,
     HoldRecord,
     HoldsUnsupported,
-    SettleClaim,
     StoredHold,
     is_id,
     kept_for,
     limiter_hint,
     new_id,
 )
-from headgate_server.holds.restore import RestoredHold
 
 T = TypeVar("T")
 
 MAX_PER_CALLER = 10_000
 """Open holds of one caller in one worker."""
+
+MAX_OPEN = 20_000
+"""Open holds with a record that a worker watches, and open holds without a record that it remembers."""
 
 CHECKED_AT_ONCE = 1_000
 """Open holds that `tidy` checks at a time if there are as many: other workers may have settled them."""
@@ -90,7 +102,7 @@ class SettleResult(NamedTuple):
 
 
 class HoldBook:
-    """The holds of a server.
+    """The holds of a server: take, settle, confirm and renew them by id.
 
     Books in several workers or servers on the same stores share their holds.
 
@@ -136,40 +148,46 @@ class HoldBook:
             CostTooHigh: The cost exceeds the capacity of a rule.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
-        limiter = self._limiter(limiter_name)
+        limiter = self._limiter(limiter_name).current  # rules, units and gate of one version
         notes = _notes_of(limiter)
-        rules = tuple(rule.identity for rule in limiter.rules)
         if self._watched.of_caller(caller) >= MAX_PER_CALLER:
             raise TooManyHolds(
                 f"this caller has {MAX_PER_CALLER} open holds; settle or release some, or wait until they expire"
             )
-        if is_final:
-            hold = await limiter.hold(key, cost, tier=tier, quota=quota)
-        else:
-            hold = await _attempt(limiter.current, key, cost, tier, quota)
+        request = limiter.request("hold", key, cost, tier, quota, is_final=is_final)
+        decision, receipts = await limiter.gate.decide(request)
+        hold = limiter.new_hold(
+            *(limiter.settling(receipts), decision, receipts, key, cost, tier),
+            units=limiter.units,
+            quotas=request.quotas,
+        )
         if not hold or limiter.units.costs(cost) == 0:
-            return HoldResult(hold.decision)
-        hold_id, expires_after = new_id(limiter_name), _expires_after(hold.decision, hold)
+            return HoldResult(decision)
+        hold_id, expires_after = new_id(limiter_name), _expires_after(decision, hold)
         lifetime = kept_for(expires_after)
-        if hold.decision.degraded:
+        if decision.degraded:
             self._local.add(hold_id, limiter_name, hold, self._due(lifetime))
-        else:
-            is_watched = hold.is_observed and len(self._watched) < open_holds.MAX_OPEN
-            watched_in = self._run if is_watched else None
-            units = (hold.key, hold.cost, hold.tier, rules, hold.receipts)
-            record = HoldRecord(limiter_name, *units, lifetime, watched_in, quota)
-            await self._write_new(StoredHold(notes, hold_id, record), hold)
-            if is_watched:
-                self._watched.add(hold_id, limiter_name, hold, self._due(lifetime), caller)
-        return HoldResult(hold.decision, hold_id, expires_after)
-
-    async def _write_new(self, stored: StoredHold, hold: AsyncHold) -> None:
-        """Write the record of a new hold; release the hold if that fails."""
+            return HoldResult(decision, hold_id, expires_after)
+        is_watched = hold.is_observed and len(self._watched) < MAX_OPEN
+        record = HoldRecord(
+            limiter=limiter_name,
+            key=hold.key,
+            cost=hold.cost,
+            tier=hold.tier,
+            rules=tuple(rule.identity for rule in limiter.rules),
+            receipts=hold.receipts,
+            kept_for=lifetime,
+            watched_in=self._run if is_watched else None,
+            quota=quota,
+        )
         try:
-            await stored.write()
+            await StoredHold(notes, hold_id, record).write()
         except BaseException:
             await self._run_to_end(_release(hold))
             raise
+        if is_watched:
+            self._watched.add(hold_id, limiter_name, hold, self._due(lifetime), caller)
+        return HoldResult(decision, hold_id, expires_after)
 
     async def finish(self, hold_id: str, cost: Cost) -> SettleResult:
         """Settle a hold at its true cost; a cost of 0 releases it.
@@ -194,19 +212,17 @@ class HoldBook:
 
     async def _finish(self, stored: StoredHold, cost: Cost) -> SettleResult:
         limiter = self._live.get(stored.record.limiter)
-        restored = None if limiter is None else RestoredHold(limiter.current, stored)
-        if restored is not None:
-            cost = restored.final_cost(cost)
-        claim = SettleClaim.new(cost)
-        final = await stored.claim(claim, self._clock.now_us())
+        units = None if limiter is None else HeldUnits(limiter.current, stored)
+        if units is not None:
+            cost = units.final_cost(cost)
+        is_first = await stored.claim(cost, self._clock.now_us())
         self._watched.disarm(stored.hold_id)
         record = stored.record
-        if final != claim:
-            return SettleResult(record.limiter, record.cost, final.cost, first=False)
-        degraded = restored is not None and await restored.settle(
-            cost, calls_hooks=record.watched_in == self._run
-        )
-        return SettleResult(record.limiter, record.cost, cost, first=True, degraded=degraded)
+        degraded = False
+        if is_first and units is not None:
+            degraded = await units.settle(cost, calls_hooks=record.watched_in == self._run)
+        assert record.final is not None
+        return SettleResult(record.limiter, record.cost, record.final, is_first, degraded)
 
     async def confirm(self, hold_id: str, cost: Cost | None = None) -> Decision:
         """Make a hold final as of now, like `AsyncHold.confirm`; a refusal leaves it open.
@@ -225,15 +241,14 @@ class HoldBook:
         return await self._run_to_end(self._confirm(await self._find(hold_id), cost))
 
     async def _confirm(self, stored: StoredHold, cost: Cost | None) -> Decision:
-        restored, record = self._unchanged(stored), stored.record
-        final = record.cost if cost is None else restored.final_cost(cost)
-        now = self._clock.now_us()
-        claim = SettleClaim.new(final, now)
-        outcome = await stored.claim(claim, now)
-        if outcome != claim:
+        units = self._unchanged(stored)
+        final = stored.record.cost if cost is None else units.final_cost(cost)
+        is_first = await stored.claim(final, self._clock.now_us(), to_confirm=True)
+        record = stored.record
+        if not is_first:
             decision = await self._limiter(record.limiter).check(record.key, 0, tier=record.tier)
-            return decision if total(outcome.cost) else decision.as_refused()
-        hold = restored.hold(calls_hooks=record.watched_in == self._run)
+            return decision if total(record.final or 0) else decision.as_refused()
+        hold = units.hold(calls_hooks=record.watched_in == self._run)
         try:
             decision = await hold.confirm(cost)
         except (ConfigError, CostTooHigh):
@@ -340,12 +355,12 @@ class HoldBook:
         except KeyError:
             raise UnknownLimiter(f"there is no limiter called {name!r}") from None
 
-    def _unchanged(self, stored: StoredHold) -> RestoredHold:
-        """Return a hold whose limiter still has its rules."""
+    def _unchanged(self, stored: StoredHold) -> HeldUnits:
+        """Return the units of a hold whose limiter still has its rules."""
         name = stored.record.limiter
-        restored = RestoredHold(self._limiter(name).current, stored)
-        if restored.has_same_rules:
-            return restored
+        units = HeldUnits(self._limiter(name).current, stored)
+        if units.has_same_rules:
+            return units
         raise ConfigError(
             f"limiter {name!r} has other rules now than when the hold was taken; it can be settled or released"
         )
@@ -381,20 +396,74 @@ def _notes_of(limiter: AsyncLimiter) -> AsyncNotes:
     )
 
 
-async def _attempt(
-    limiter: AsyncLimiter, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None
-) -> AsyncHold:
-    """Return a hold like `limiter.hold`, but without counting a refusal for penalties."""
-    request = limiter.request("hold", key, cost, tier, quota, is_final=False)
-    decision, receipts = await limiter.gate.decide(request)
-    gate = limiter.settling(receipts)
-    return limiter.new_hold(
-        gate, decision, receipts, key, cost, tier, units=limiter.units, quotas=request.quotas
-    )
-
-
 def _expires_after(decision: Decision, hold: AsyncHold) -> float:
     """Return the seconds until all units of a hold have expired."""
     if hold.receipts is None:
         return 0.0
     return max((result.reset_after or 0.0 for result in decision.results), default=0.0)
+
+
+class OpenHold(NamedTuple):
+    """A hold that is open as far as this process knows; after `due` (microseconds) it can no longer be settled."""
+
+    limiter: str
+    hold: AsyncHold
+    due: int
+    caller: str
+
+
+class OpenHolds:
+    """Open holds by id, at most `MAX_OPEN`."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, OpenHold] = {}
+        self._by_caller: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def of_caller(self, caller: str) -> int:
+        """Return the number of open holds of a caller."""
+        return self._by_caller[caller]
+
+    def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int, caller: str = "") -> None:
+        """Remember a hold until it is due; drop the oldest if there are too many."""
+        if len(self._by_id) >= MAX_OPEN:
+            self.drop(next(iter(self._by_id)))
+        self._by_id[hold_id] = OpenHold(limiter, hold, due, caller)
+        self._by_caller[caller] += 1
+
+    def get(self, hold_id: str) -> OpenHold | None:
+        return self._by_id.get(hold_id)
+
+    def extend(self, hold_id: str, due: int) -> None:
+        """Remember a hold for longer, if it is remembered."""
+        found = self._by_id.get(hold_id)
+        if found is not None and found.due < due:
+            self._by_id[hold_id] = found._replace(due=due)
+
+    def disarm(self, hold_id: str) -> None:
+        """Drop a hold whose hooks were called by the code that settled it."""
+        found = self.drop(hold_id)
+        if found is not None:
+            found.hold.forget()
+
+    def drop(self, hold_id: str) -> OpenHold | None:
+        """Drop a hold, and return it. If it was not settled, its hooks are called when it is garbage-collected."""
+        found = self._by_id.pop(hold_id, None)
+        if found is not None:
+            self._by_caller[found.caller] -= 1
+            if not self._by_caller[found.caller]:
+                del self._by_caller[found.caller]
+        return found
+
+    def due(self, now: int) -> list[str]:
+        """Return the ids of the holds that can no longer be settled."""
+        return [hold_id for hold_id, hold in self._by_id.items() if hold.due <= now]
+
+    def next_few(self, number: int) -> list[str]:
+        """Return the ids that this method has not returned for longest."""
+        few = list(islice(self._by_id, number))
+        for hold_id in few:
+            self._by_id[hold_id] = self._by_id.pop(hold_id)
+        return few

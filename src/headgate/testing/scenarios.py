@@ -1,7 +1,7 @@
 """Test vectors: the expected answers of every rule, step by step, computed by an independent model.
 
-`vectors/*.json` are written by `tests/model/make_vectors.py` and shipped, so that a store in any language can be tested with
-them. A file is a list of scenarios; a scenario has
+`tests/model/vectors.py` computes the answers in `vectors/*.json`. The files are shipped, so that a store in any language can
+be tested with them. A file is a list of scenarios; a scenario has
 
     name       its subject
     versions   the limiter's rules, followed by the same rules with other limits; all versions share their states

@@ -13,17 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from importlib.resources.abc import Traversable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
+from headgate._steps import run, run_async
 from headgate.errors import HeadgateError
 
 __all__ = ["Migration", "MigrationError", "apply", "apply_async", "read_migrations"]
 
 Database = Literal["postgresql", "sqlite"]
 Rows = Sequence[Any]
-S = TypeVar("S")
-R = TypeVar("R")
-T = TypeVar("T")
 _Steps = Generator[str, Rows, list["Migration"]]
 
 _FILE = re.compile(r"([0-9]{3,4})_([a-z0-9_]+)\.sql")
@@ -83,7 +81,7 @@ def apply(
     Raises:
         MigrationError: The database is newer.
     """
-    return drive(_steps(migrations, record, database, refuse_newer, must_write), execute)
+    return run(_steps(migrations, record, database, refuse_newer, must_write), execute)
 
 
 async def apply_async(
@@ -96,29 +94,7 @@ async def apply_async(
     must_write: bool = False,
 ) -> list[Migration]:
     """Like `apply`, but `execute` is a coroutine function."""
-    return await drive_async(_steps(migrations, record, database, refuse_newer, must_write), execute)
-
-
-def drive(flow: Generator[S, R, T], run: Callable[[S], R]) -> T:
-    """Run a generator with the results of the steps that it yields, and return its return value."""
-    try:
-        statement = next(flow)
-        while True:
-            statement = flow.send(run(statement))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-async def drive_async(flow: Generator[S, R, T], run: Callable[[S], Awaitable[R]]) -> T:
-    """Like `drive`, but `run` is a coroutine function."""
-    try:
-        statement = next(flow)
-        while True:
-            statement = flow.send(await run(statement))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+    return await run_async(_steps(migrations, record, database, refuse_newer, must_write), execute)
 
 
 def _steps(

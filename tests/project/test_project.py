@@ -32,6 +32,7 @@ PACKAGES = {
 
 VALUES = {
     "_checks",
+    "_steps",
     "calendars",
     "clock",
     "costs",

@@ -26,6 +26,7 @@ from typing import Any, TypeVar, Unpack, cast
 from headgate import AsyncLimiter, Limiter, Rule
 from headgate._checks import check_list
 from headgate._extras import needing
+from headgate._steps import Steps, run, run_async
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
@@ -33,7 +34,6 @@ from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestLimit, ViewOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.sync_async import Steps, run, run_async
 from headgate.http.view_limits import DeclaredLimit, class_of, in_force, limits_around
 from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, EndingBody, WSGIExchange, WSGIScope, accepted_by

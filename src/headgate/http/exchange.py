@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from typing import Any, Generic, NoReturn
 
 from headgate import AsyncLimiter, Hold
+from headgate._steps import run_async
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.headers import Asked, Writer, all_fields, distinct_names, encoded, released, replaced
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
-from headgate.http.sync_async import run_async
 
 Scope = MutableMapping[str, Any]
 """An ASGI scope: the description of a request or connection."""

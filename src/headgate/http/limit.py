@@ -17,6 +17,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from headgate import AsyncLimiter, Limiter
 from headgate._checks import check_kind, check_list, check_statuses
 from headgate._limiting import HeaderStyle
+from headgate._steps import Steps
 from headgate.clock import Clock, WallClock, dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
@@ -25,7 +26,6 @@ from headgate.errors import ConfigError, listed
 from headgate.hooks import Hook
 from headgate.http.headers import Asked, Headers, Terms, Writer, headers_of
 from headgate.http.keys import KeyFunction, by_address, check_function, is_async, takes_scope
-from headgate.http.sync_async import Steps
 from headgate.keys import Key
 from headgate.outage.policies import OnStoreError
 from headgate.quota import Quotas

@@ -13,13 +13,13 @@ from http import HTTPStatus
 from typing import Any
 
 from headgate import Limiter
+from headgate._steps import run
 from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
 from headgate.http.headers import Asked, Field, TextField, all_fields, replaced
 from headgate.http.limit import LimitMiddleware, RequestLimit
 from headgate.http.problems import Answer, too_costly
-from headgate.http.sync_async import run
 
 __all__ = ["RateLimitMiddleware"]
 

@@ -12,12 +12,12 @@ from typing import Any, Generic, NamedTuple, TypedDict
 
 from headgate._checks import check_count, is_number
 from headgate._fork import watch
+from headgate._steps import Steps
 from headgate.clock import MICROSECONDS, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreError, listed
 from headgate.http.client.reports import ReportedLimit, reported_limits
 from headgate.http.limit import AnyLimiter
-from headgate.http.sync_async import Steps
 from headgate.keys import Key
 from headgate.llm.estimates import Tokenizer, default_tokenizer, estimate
 from headgate.llm.usage import Price, Usage

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from headgate import AsyncLimiter, Limiter
 from headgate._checks import check_kind
 from headgate._concurrency import run_without_waiting
-from headgate.http.sync_async import run, run_async
+from headgate._steps import run, run_async
 from headgate.keys import Key
 from headgate.llm.budget import BudgetBase, BudgetOptions, CallBase
 from headgate.llm.usage import Usage

@@ -15,6 +15,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from headgate import AsyncLimiter, ConfigError, Limiter, RateLimited
+from headgate._steps import run
 from headgate.clock import SteadyClock
 from headgate.http.client import (
     AsyncRateLimitTransport,
@@ -22,7 +23,6 @@ from headgate.http.client import (
     RateLimitAdapter,
     RateLimitTransport,
 )
-from headgate.http.sync_async import run
 from headgate.testing import FakeClock
 
 URL = "http://peer/"

@@ -7,8 +7,8 @@ from typing import Unpack
 from headgate import AsyncLimiter, Limiter, Rule
 from headgate._checks import check_kind
 from headgate._extras import needing
+from headgate._steps import run, run_async
 from headgate.http.client.options import OutboundArguments, OutboundOptions
-from headgate.http.sync_async import run, run_async
 
 with needing("headgate.http.client", "httpx"):
     import httpx

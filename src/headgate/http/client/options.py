@@ -12,13 +12,13 @@ from typing import Any, Generic, TypedDict
 
 from headgate._checks import check_count, check_list, check_statuses, is_number
 from headgate._fork import watch
+from headgate._steps import Steps
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.http.client.reports import reported_limits
 from headgate.http.keys import check_function
 from headgate.http.limit import AnyLimiter, rule_of
-from headgate.http.sync_async import Steps
 from headgate.keys import PlainKey
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})

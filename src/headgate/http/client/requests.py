@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from headgate import Limiter, Rule
 from headgate._extras import needing
+from headgate._steps import run
 from headgate.http.client.options import OutboundArguments, OutboundOptions
-from headgate.http.sync_async import run
 
 with needing("headgate.http.client", "requests"):
     from requests import PreparedRequest, Response

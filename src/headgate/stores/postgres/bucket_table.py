@@ -29,8 +29,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from headgate._checks import check_kind
+from headgate._steps import run, run_async
 from headgate.errors import ConfigError
-from headgate.migrations import drive, drive_async
 from headgate.stores.postgres.buckets import BucketDecision, BucketKey, Buckets, Cleanup, Row, Statement
 
 DEFAULT_BATCH = 1_000
@@ -49,7 +49,7 @@ class BucketTable(Buckets):
         now: datetime | None = None,
     ) -> BucketDecision:
         """Return the decision of `hold` without counting; one statement, in a transaction or not."""
-        return drive(self._checking(key, cost, tier, now), partial(_execute, connection))
+        return run(self._checking(key, cost, tier, now), partial(_execute, connection))
 
     def hold(
         self,
@@ -72,7 +72,7 @@ class BucketTable(Buckets):
             StoreConflict: The transaction is REPEATABLE READ or SERIALIZABLE.
         """
         _check_transaction(connection)
-        return drive(self._holding(key, cost, tier, now), partial(_execute, connection))
+        return run(self._holding(key, cost, tier, now), partial(_execute, connection))
 
     def record(
         self,
@@ -84,7 +84,7 @@ class BucketTable(Buckets):
     ) -> None:
         """Count units in the connection's transaction, even beyond the limits; raises like `hold`."""
         _check_transaction(connection)
-        drive(self._recording(key, cost, now), partial(_execute, connection))
+        run(self._recording(key, cost, now), partial(_execute, connection))
 
     def cleanup(
         self,
@@ -100,11 +100,11 @@ class BucketTable(Buckets):
         one. Does nothing while another instance cleans up.
         """
 
-        def run(statement: Statement) -> Sequence[Row]:
+        def execute(statement: Statement) -> Sequence[Row]:
             with _checked(connection).transaction():
                 return _execute(connection, statement)
 
-        return drive(self._cleaning(older_than, batch, now), run)
+        return run(self._cleaning(older_than, batch, now), execute)
 
 
 class AsyncBucketTable(Buckets):
@@ -120,7 +120,7 @@ class AsyncBucketTable(Buckets):
         now: datetime | None = None,
     ) -> BucketDecision:
         """Return the decision of `hold` without counting; one statement, in a transaction or not."""
-        return await drive_async(self._checking(key, cost, tier, now), partial(_aexecute, connection))
+        return await run_async(self._checking(key, cost, tier, now), partial(_aexecute, connection))
 
     async def hold(
         self,
@@ -133,14 +133,14 @@ class AsyncBucketTable(Buckets):
     ) -> BucketDecision:
         """Count units in the connection's transaction if all rules admit them; see `BucketTable.hold`."""
         _check_transaction(connection)
-        return await drive_async(self._holding(key, cost, tier, now), partial(_aexecute, connection))
+        return await run_async(self._holding(key, cost, tier, now), partial(_aexecute, connection))
 
     async def record(
         self, connection: Any, key: BucketKey | None = None, cost: int = 1, *, now: datetime | None = None
     ) -> None:
         """Count units in the connection's transaction, even beyond the limits; raises like `hold`."""
         _check_transaction(connection)
-        await drive_async(self._recording(key, cost, now), partial(_aexecute, connection))
+        await run_async(self._recording(key, cost, now), partial(_aexecute, connection))
 
     async def cleanup(
         self,
@@ -152,11 +152,11 @@ class AsyncBucketTable(Buckets):
     ) -> Cleanup:
         """Remove old buckets; see `BucketTable.cleanup`."""
 
-        async def run(statement: Statement) -> Sequence[Row]:
+        async def execute(statement: Statement) -> Sequence[Row]:
             async with _async_checked(connection).transaction():
                 return await _aexecute(connection, statement)
 
-        return await drive_async(self._cleaning(older_than, batch, now), run)
+        return await run_async(self._cleaning(older_than, batch, now), execute)
 
 
 def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Sequence[Row]:

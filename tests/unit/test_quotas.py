@@ -19,6 +19,7 @@ from headgate import (
 )
 from headgate.quotas import MOST_KEPT
 from headgate.stores.base import QUOTAS_KEPT, plain_tiers
+from headgate.stores.request import Request
 from headgate.testing import FakeClock, ReferenceStore
 
 
@@ -145,7 +146,7 @@ def test_quota_caches_are_bounded() -> None:
     assert len(own.gate._quotas._kept) == MOST_KEPT  # type: ignore[attr-defined]
     tiers = plain_tiers((fixed_window("5/minute"),))
     for limit in range(QUOTAS_KEPT + 10):
-        tiers.of(None, (Quota(limit, 60_000_000),))
+        tiers.for_request(Request("peek", "ann", (0,), quotas=(Quota(limit, 60_000_000),)))
     assert tiers._by_quotas.cache_info().currsize == QUOTAS_KEPT
 
 

@@ -273,12 +273,6 @@ class Tiers(Generic[T]):
             lambda tier, quotas: prepare(self._algorithms(tier, quotas))
         )
 
-    def of(self, tier: str | None, quotas: Quotas | None = None) -> T:
-        """Return the prepared data for a tier and the quotas of a call."""
-        if quotas is not None:
-            return self._by_quotas(tier if tier in self.by_tier else None, quotas)
-        return self.own if tier is None else self.by_tier.get(tier, self.own)
-
     def for_request(self, request: Request) -> T:
         """Check the cost of a request, and return the prepared data for it.
 
@@ -289,7 +283,10 @@ class Tiers(Generic[T]):
         cost = request.cost
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
             check_costs(self._rules, request)
-        return self.of(request.tier, request.quotas)
+        tier = request.tier
+        if request.quotas is not None:
+            return self._by_quotas(tier if tier in self.by_tier else None, request.quotas)
+        return self.own if tier is None else self.by_tier.get(tier, self.own)
 
     def _algorithms(self, tier: str | None, quotas: Quotas | None = None) -> tuple[Algorithm, ...]:
         algorithms: list[Algorithm] = []

@@ -29,6 +29,7 @@ from headgate.stores.redis.codec import (
     plans,
 )
 from headgate.stores.redis.operations import StateKeys
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
 RULES = (fixed_window("5/minute"), sliding_window("6/minute"), token_bucket("1/day", burst=7))
@@ -36,7 +37,7 @@ ALICE = (b"key of alice",)
 
 
 def plan_of(*rules: Rule, tier: str | None = None) -> RedisPlan:
-    return plans(rules).of(tier)
+    return plans(rules).for_request(Request("peek", "a", 0, tier))
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------

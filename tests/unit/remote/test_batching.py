@@ -61,10 +61,8 @@ class Traffic:
     def send(self, now: float = 0.0) -> list[list[str]]:
         """Send all batches that may be sent, and return the requests of each batch."""
         sent = []
-        while self.batcher.may_send():
-            message = self.batcher.next_message(now)
-            if message is not None:
-                sent.append(message)
+        while (message := self.batcher.next_message(now)) is not None:
+            sent.append(message)
         return sent
 
     def reply(self, now: float = 0.0) -> None:

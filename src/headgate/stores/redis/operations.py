@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from headgate.clock import Clock
@@ -27,8 +27,8 @@ OPERATIONS = {
 }
 """The script's operation for each kind of request."""
 
-PUNISHING = {Operation.HIT: Operation.FINAL_HIT, Operation.HOLD: Operation.FINAL_HOLD}
-"""The script's operation in its place, if penalties count a refusal."""
+PUNISHING = {"hit": Operation.FINAL_HIT, "hold": Operation.FINAL_HOLD}
+"""The same for requests whose refusals penalties count."""
 
 
 class RedisOperations:
@@ -45,22 +45,20 @@ class RedisOperations:
         self.keys = keys
         self._clock = clock
 
-    def decide(self, request: Request) -> EncodedRequest[Answer]:
+    def decide(
+        self, request: Request, operations: Mapping[str, Operation] = OPERATIONS
+    ) -> EncodedRequest[Answer]:
         """Encode a request.
 
         Raises:
             ConfigError: The key does not fit the rules, or the cost is not valid.
             CostTooHigh: The cost is above a limit, so that waiting does not help.
         """
-        return self.encode(request, OPERATIONS[request.operation])
-
-    def encode(self, request: Request, asked: Operation) -> EncodedRequest[Answer]:
-        """Encode a request as an operation of the script."""
         plan, keys = self.plans.for_request(request), self.keys(request.key)
         operation, cost = request.operation, request.cost
         if operation == "record" and not request.charges:
             return plan.decide(Operation.PEEK, keys, cost, self.at(request.now)), lambda _: RECORDED
-        call = plan.decide(asked, keys, cost, self.at(request.now), request.replaces)
+        call = plan.decide(operations[operation], keys, cost, self.at(request.now), request.replaces)
         if operation == "hold":
             return call, partial(plan.hold, keys, cost)
         return call, partial(plan.recorded, cost) if operation == "record" else plan.answer
@@ -91,11 +89,12 @@ class PenaltyOperations(RedisOperations):
         super().__init__(rules, keys, clock)
         self._rules = rules
 
-    def decide(self, request: Request) -> EncodedRequest[Answer]:
-        asked = OPERATIONS[request.operation]
+    def decide(
+        self, request: Request, operations: Mapping[str, Operation] = OPERATIONS
+    ) -> EncodedRequest[Answer]:
         if request.is_punishable:
-            asked = PUNISHING[asked]
-        return self.encode(with_penalty_costs(self._rules, request), asked)
+            operations = PUNISHING
+        return super().decide(with_penalty_costs(self._rules, request), operations)
 
 
 def operations_for(rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> RedisOperations:

@@ -153,16 +153,14 @@ class Batcher:
         self.waiting.append(call)
         self.alarm = min(self.alarm, call.due)
 
-    def may_send(self) -> bool:
-        """Return whether a batch may be sent now."""
-        if not self.batches:
-            return bool(self.waiting)
-        return self._follows and len(self.batches) == 1 and len(self.waiting) >= MOST_PER_BATCH
-
     def next_message(self, now: float) -> Any | None:
-        """Return the first message of the next batch, which may be sent, or `None` if no caller waits any more."""
+        """Return the first message of the next batch; `None` if no caller waits, or no batch may be sent now."""
+        if not self.waiting:
+            return None
         if not self.batches:
             self._silent_since = now
+        elif not self._follows or len(self.batches) > 1 or len(self.waiting) < MOST_PER_BATCH:
+            return None
         calls: list[RemoteCall] = []
         batch = Batch(calls, self._peer.converse(calls))  # a generator: it begins when the batch is complete
         self.batches.append(batch)

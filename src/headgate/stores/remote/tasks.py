@@ -198,10 +198,8 @@ class LoopEngine:
                 self._start_connecting()
         else:
             try:
-                while batcher.may_send():
-                    message = batcher.next_message(time.monotonic())
-                    if message is not None:
-                        self._wire.send(message)
+                while (message := batcher.next_message(time.monotonic())) is not None:
+                    self._wire.send(message)
             except Exception as cause:  # noqa: BLE001  # no caller may wait for ever
                 self.lose(cause)
         if self._idle is not None and not batcher.is_needed:

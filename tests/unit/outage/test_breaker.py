@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from headgate import StoreConflict, StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate import StoreConflict, StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.outage.breaker import (
     FIRST_PAUSE,
     GRACE,
@@ -52,33 +52,6 @@ def fail(breaker: Breaker) -> Probe:
     return probe
 
 
-def test_breaker_stays_closed_while_calls_succeed(breaker: Breaker) -> None:
-    for _ in range(3):
-        ticket = breaker.admit()
-        assert ticket is not None
-        breaker.succeeded(ticket)
-    assert breaker.is_closed
-    assert breaker.is_well
-    assert (breaker.outages, breaker.failures) == (0, 0)
-
-
-def test_first_failure_opens_the_breaker(breaker: Breaker) -> None:
-    fail(breaker)
-    assert not breaker.is_closed
-    assert not breaker.is_well
-    assert breaker.admit() is None
-    assert breaker.admit(charges=False) is None
-    assert (breaker.outages, breaker.failures) == (1, 1)
-    assert "it is gone" in str(breaker.error())
-
-
-def test_failures_of_concurrent_calls_count_as_one_outage(breaker: Breaker) -> None:
-    tickets = [breaker.admit() for _ in range(5)]
-    probes = [breaker.failed(ticket, GONE) for ticket in tickets if ticket is not None]
-    assert (breaker.outages, breaker.failures) == (1, 5)
-    assert [probe is not None for probe in probes] == [True, False, False, False, False]
-
-
 def test_probe_pause_doubles_up_to_a_limit(breaker: Breaker) -> None:
     probe: Probe | None = fail(breaker)
     pauses = []
@@ -96,31 +69,6 @@ def test_a_newer_probe_makes_the_earlier_one_obsolete(breaker: Breaker) -> None:
     second = breaker.failed(breaker.ticket, GONE, is_probe=True)
     assert second is not None
     assert first.ticket != breaker.ticket == second.ticket
-
-
-def test_successful_probe_closes_the_breaker(breaker: Breaker) -> None:
-    probe = fail(breaker)
-    breaker.succeeded(probe.ticket)
-    assert breaker.is_well
-    assert breaker.ticket != probe.ticket
-    assert breaker.admit() is not None
-
-
-@pytest.mark.parametrize("error", [StoreError("interrupted"), StoreOverloaded("queue full")])
-def test_a_probe_without_a_result_is_repeated(breaker: Breaker, error: StoreError) -> None:
-    probe = fail(breaker)
-    again = breaker.failed(probe.ticket, error, is_probe=True)
-    assert again == Probe(0.2, probe.ticket)
-    breaker.succeeded(again.ticket)
-    assert breaker.failed(again.ticket, error, is_probe=True) is None
-
-
-def test_probe_with_a_conflict_closes_the_breaker(breaker: Breaker) -> None:
-    probe = fail(breaker)
-    assert breaker.failed(probe.ticket, StoreConflict("a list"), is_probe=True) is None
-    assert breaker.is_closed
-    assert not breaker.has_worked
-    assert not breaker.is_well
 
 
 def test_without_a_prober_one_call_at_a_time_is_admitted(breaker: Breaker, time: Time) -> None:
@@ -181,11 +129,6 @@ def fail_tight_deadline(breaker: Breaker) -> Probe | None:
     return breaker.failed(breaker.ticket, StoreTimeout("late"), is_tight=True)
 
 
-def test_timeout_in_an_outage_requests_no_further_probe(breaker: Breaker) -> None:
-    fail(breaker)
-    assert fail_tight_deadline(breaker) is None
-
-
 def test_overload_is_counted_and_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(100):
         assert breaker.failed(breaker.ticket, StoreOverloaded("queue full")) is None
@@ -229,12 +172,6 @@ class Store:
     pass
 
 
-def test_a_store_has_one_breaker() -> None:
-    one, other = Store(), Store()
-    assert breaker_of(one) is breaker_of(one)
-    assert breaker_of(one) is not breaker_of(other)
-
-
 def test_breaker_does_not_keep_its_store_alive() -> None:
     store = Store()
     breaker_of(store)
@@ -242,13 +179,6 @@ def test_breaker_does_not_keep_its_store_alive() -> None:
     del store
     gc.collect()
     assert gone() is None
-
-
-def test_stopped_breaker_requests_no_probes(breaker: Breaker) -> None:
-    breaker.stop()
-    assert fail_tight_deadline(breaker) is None
-    assert breaker.failed(breaker.ticket, GONE) is None
-    assert not breaker.is_closed
 
 
 def test_child_process_admits_one_call_because_the_prober_stays_in_the_parent(breaker: Breaker) -> None:

@@ -338,17 +338,6 @@ def test_probe_with_a_conflict_ends_the_outage(store: Flaky, later: Later) -> No
     assert not limiter.hit("alice").degraded
 
 
-def test_probe_repeats_the_failed_request(store: Flaky, later: Later) -> None:
-    """In a cluster, another node may be available."""
-    limiter = limiter_on(store)
-    store.fail()
-    limiter.hit("alice")
-    store.mend()
-    del store.asked[:]
-    later.probe()
-    assert store.asked == ["peek", "record"]
-
-
 def test_request_with_an_invalid_key_is_not_used_as_a_probe(store: Flaky, later: Later) -> None:
     """Its error is raised before the store is called, and would look like a response of the store."""
     rule = sliding_window("5/minute", scope="user")
@@ -704,23 +693,6 @@ async def test_cancelled_task_does_not_change_health(store: Flaky) -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     assert limiter.health.available
-
-
-async def test_async_limiter_handles_overload_and_misconfiguration(store: Flaky) -> None:
-    limiter = AsyncLimiter("8/minute", name="x", store=store)
-    store.error = StoreMisconfigured("wrong password")
-    with pytest.raises(ConfigError):
-        await limiter.hit("alice")
-    with pytest.raises(ConfigError):
-        await limiter.ping()
-    store.mend()
-    await limiter.ping()
-    store.error = StoreOverloaded("too many calls")
-    assert not await limiter.hit("alice")
-    store.error = StoreMisconfigured("wrong password")
-    assert await limiter.hit("alice")
-    assert limiter.health.state == "misconfigured"
-    await AsyncLimiter("5/minute").ping()
 
 
 async def test_probe_in_a_task_ends_the_outage(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -530,21 +530,3 @@ def marked_requirements(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.requirement":
             yield from (str(ast.literal_eval(argument)) for argument in node.args)
-
-
-def test_marked_requirements_are_found() -> None:
-    source = """
-pytestmark = pytest.mark.requirement("A-01")
-class TestX:
-    @pytest.mark.requirement("A-02", "A-03")
-    @pytest.mark.requirement("A-04")
-    async def test_y(self): ...
-"""
-    assert sorted(marked_requirements(source)) == ["A-01", "A-02", "A-03", "A-04"]
-
-
-def test_requirement_rows_are_found() -> None:
-    assert ROW.findall("| id | what |\n| --- | --- |\n| A-01 | x, see A-09 |\n| **A-02** | y |\n") == [
-        "A-01",
-        "A-02",
-    ]

@@ -95,16 +95,6 @@ def test_a_cost_that_can_never_be_admitted_is_an_error(clock: FakeClock) -> None
         work()
 
 
-def test_shared_rule_needs_no_key(clock: FakeClock) -> None:
-    @Limiter(sliding_window("1/minute", scope="*"), clock=clock).guard()
-    def work() -> int:
-        return 5
-
-    assert work() == 5
-    with pytest.raises(RateLimited):
-        work()
-
-
 def test_methods_can_be_guarded_by_their_instance(clock: FakeClock) -> None:
     limiter = Limiter("1/minute", clock=clock)
 

@@ -6,8 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headgate import (
     AsyncLimiter,
@@ -22,7 +20,6 @@ from headgate import (
     penalty,
     sliding_log,
 )
-from headgate.algorithms import algorithm_for
 from headgate.client.wire import read_limiter
 from headgate.decision import Decision
 from headgate.http.headers import Writer
@@ -314,29 +311,3 @@ def test_a_client_reads_the_penalty_of_its_server() -> None:
         "shadow": [],
     }
     assert read_limiter(limiter).rules == (penalty("15m", after=3, growth=2, longest="1d"),)
-
-
-# --- States -----------------------------------------------------------------------------------------------------------
-
-
-@given(
-    st.integers(1, 4),
-    st.sampled_from([(1, None), (2, 5_000), (3, 90_000)]),
-    st.lists(st.integers(-2_000, 6_000), min_size=1, max_size=12),
-)
-def test_a_state_equals_a_fresh_one_from_its_time_on(
-    after: int, growing: tuple[int, int | None], pauses: list[int]
-) -> None:
-    growth, longest_us = growing
-    rule = make_rule("penalty", Quota(after, 1_000), growth=growth, longest_us=longest_us)
-    algorithm: Any = algorithm_for(rule)
-    state, now = None, 1_700_000_000_000_000
-    for birth, pause in enumerate(pauses):
-        now += pause
-        if algorithm.decide(state, now, 1, 0)[1].allowed:
-            state = algorithm.count(state, now, birth)
-    fresh_at = algorithm.fresh_at(state)
-    assert fresh_at <= now + 3 * 90_000 + 2 * sum(map(abs, pauses))
-    for at in (fresh_at, fresh_at + 1, fresh_at + 10_000):
-        assert algorithm.decide(state, at, 1, 0)[1] == algorithm.decide(None, at, 1, 0)[1]
-        assert algorithm.count(state, at, 99) == algorithm.count(None, at, 99)

@@ -90,17 +90,6 @@ def test_invalid_url_or_token_is_refused_without_showing_the_token(url: str, tok
     assert raised.value.__cause__ is None
 
 
-def test_sync_and_async_transports_cannot_be_mixed() -> None:
-    endpoint = ServerEndpoint("http://x", transport=httpx.AsyncHTTPTransport())
-    endpoint.async_transport()
-    with pytest.raises(ConfigError, match="Limiter cannot use"):
-        endpoint.transport()
-    endpoint = ServerEndpoint("http://x", transport=httpx.HTTPTransport())
-    endpoint.transport()
-    with pytest.raises(ConfigError, match="AsyncLimiter cannot use"):
-        endpoint.async_transport()
-
-
 @pytest.mark.parametrize(
     ("cause", "lost"),
     [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigError, CostTooHigh, Decision, StoreUnavailable, sliding_window
+from headgate import ConfigError, Decision, StoreUnavailable
 from headgate.client.values import WaitHint
 from headgate.client.wire import (
     Response,
@@ -24,7 +24,6 @@ from headgate.client.wire import (
     read_limiter,
     read_wait_hint,
     reading,
-    success,
 )
 from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreMisconfigured
@@ -118,19 +117,6 @@ def test_an_error_needs_no_problem_document(body: Any) -> None:
     assert str(failure("http://x", Response(502, body))) == "http://x answered 502"
 
 
-def test_cost_above_capacity_raises_cost_too_high() -> None:
-    body = {"detail": "…", "cost": 6, "capacity": 5, "rule": "hourly"}
-    found = failure("http://x", Response(422, body))
-    assert isinstance(found, CostTooHigh)
-    assert (found.cost, found.capacity, found.rule) == (6, 5, "hourly")
-
-
-def test_success_returns_the_body() -> None:
-    assert success("http://x", Response(200, {"a": 1})) == {"a": 1}
-    with pytest.raises(StoreUnavailable):
-        success("http://x", Response(503, {"a": 1}))
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -157,22 +143,6 @@ def test_invalid_decision_means_misconfigured(body: Any) -> None:
 def test_a_batch_has_an_answer_for_each_call() -> None:
     body = {"answers": [{"status": 200, "body": {"a": 1}}, {"status": 404, "body": None}]}
     assert batch_answers(Response(200, body), 2) == [Response(200, {"a": 1}), Response(404, None)]
-
-
-def test_refused_batch_refuses_every_call() -> None:
-    assert batch_answers(Response(401, {"detail": "no"}), 3) == [Response(401, {"detail": "no"})] * 3
-
-
-@pytest.mark.parametrize("body", [None, {}, {"answers": 1}, {"answers": [{}]}, {"answers": []}])
-def test_batch_with_missing_answers_is_invalid(body: Any) -> None:
-    with pytest.raises(ValueError, match="answer"):
-        batch_answers(Response(200, body), 1)
-
-
-def test_limiter_has_the_rules_of_the_policy_file() -> None:
-    limiter = read_limiter(LIMITER)
-    assert limiter.rules == (sliding_window("5/minute", tiers={"pro": "50/minute"}),)
-    assert (limiter.name, limiter.on_store_error, limiter.store) == ("login", "closed", "redis://***@host/0")
 
 
 def test_unknown_rule_kind_is_refused() -> None:

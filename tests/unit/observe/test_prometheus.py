@@ -180,15 +180,6 @@ def test_most_refused_keys_are_bounded_in_number_and_length(registry: CollectorR
     assert all(len(label) <= 128 for labels in shown for label in labels)
 
 
-def test_one_hook_serves_several_limiters(registry: CollectorRegistry) -> None:
-    hook = PrometheusHook(registry)
-    for name in ("first", "second"):
-        Limiter("5/minute", name=name, store=MemoryStore(), hooks=[hook]).hit("a")
-    found = samples(registry)
-    for name in ("first", "second"):
-        assert found["headgate_decisions_total", "false", name, "admitted", "per-minute"] == 1
-
-
 @pytest.mark.parametrize("hook", [PrometheusHook, ShadowHook])
 def test_second_hook_needs_a_separate_registry(
     registry: CollectorRegistry, hook: type[PrometheusHook] | type[ShadowHook]
@@ -209,18 +200,6 @@ def test_refused_hook_registers_no_metrics(registry: CollectorRegistry) -> None:
     hook = PrometheusHook(registry)
     registry.unregister(hook)
     assert samples(registry) == {}
-
-
-def test_store_up_follows_every_decision(registry: CollectorRegistry) -> None:
-    limiter, hook = watched(registry, "5/minute")
-    call, decision = Call("login", "hit", "a", 1, None), limiter.hit("a")
-    seen = []
-    for answer in (decision, decision.as_degraded(), decision.as_degraded(), decision):
-        hook.decided(call, answer, 0.0)
-        seen.append(samples(registry)["headgate_store_up", "login"])
-    hook.failed(call, StoreUnavailable("down"), 0.0)
-    seen.append(samples(registry)["headgate_store_up", "login"])
-    assert seen == [1, 0, 0, 1, 0]
 
 
 SHADOWED = """

@@ -204,14 +204,6 @@ def test_a_read_only_server_is_recognised() -> None:
     assert not is_read_only([1, 2, 3])
 
 
-@pytest.mark.parametrize("deadline", [0, -1, float("nan"), 1e9])
-def test_invalid_deadlines_are_refused(deadline: float) -> None:
-    with pytest.raises(ConfigError, match="deadline"):
-        RedisStore("redis://localhost", deadline=deadline)
-    with pytest.raises(ConfigError, match="deadline"):
-        RedisStore("redis://localhost").bind("x", (), deadline=deadline)
-
-
 def test_guarantees_depend_on_cluster_and_hash_tag() -> None:
     alone = RedisStore("redis://localhost").guarantees
     assert alone.exact

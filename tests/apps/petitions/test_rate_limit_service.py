@@ -220,9 +220,7 @@ async def test_a_check_is_one_statement_on_the_table(
 
 @pytest.mark.requirement("A-67", "A-68", "A-69", "A-70", "A-71", "A-78")
 def test_the_ports_have_the_methods_that_were_agreed_on() -> None:
-    assert {"RateLimiterPort", "RateLimitStorePort", "QueueCapacityPort", "RateLimitResult"} <= set(
-        ports.__all__
-    )
+    assert {"RateLimiterPort", "RateLimitStorePort", "RateLimitResult"} <= set(ports.__all__)
     for name in ("check_rate_limit", "record_submission", "get_remaining"):
         assert inspect.iscoroutinefunction(getattr(RateLimiterPort, name))
     assert not inspect.iscoroutinefunction(RateLimiterPort.get_limit)

@@ -1,6 +1,5 @@
-"""Protocols for the limiter, its store and the capacity of the queue."""
+"""Protocols for the limiter and its store."""
 
-from headgate_services.petitions.application.ports.queue_capacity import QueueCapacityPort
 from headgate_services.petitions.application.ports.rate_limit_store import (
     RateLimitPolicy,
     RateLimitStorePort,
@@ -8,7 +7,6 @@ from headgate_services.petitions.application.ports.rate_limit_store import (
 from headgate_services.petitions.application.ports.rate_limiter import RateLimiterPort, RateLimitResult
 
 __all__ = [
-    "QueueCapacityPort",
     "RateLimitPolicy",
     "RateLimitResult",
     "RateLimitStorePort",

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from headgate_services.petitions.application.ports import QueueCapacityPort, RateLimiterPort
+from headgate_services.petitions.application.ports import RateLimiterPort
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
+from headgate_services.petitions.application.services.queue_capacity_service import QueueCapacityService
 from headgate_services.petitions.application.services.rate_limit_service import refusal_of
 from headgate_services.petitions.domain.errors import (
     AlreadyCoSignedError,
@@ -38,7 +39,7 @@ class PetitionSubmissionService(LoggingMixin):
         self._records = records
 
     async def submit(
-        self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityPort, trace_id: str
+        self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityService, trace_id: str
     ) -> tuple[Petition, int]:
         """Save and count a petition, and add it to the queue; return it and the submitter's remaining petitions.
 

@@ -46,6 +46,7 @@ class QueueCapacityService(LoggingMixin):
         self._counting = asyncio.Lock()
 
     async def is_accepting_submissions(self) -> bool:
+        """Return whether the queue has room."""
         depth = await self.get_queue_depth()
         threshold, hysteresis = self._config.threshold, self._config.hysteresis
         if depth >= threshold:
@@ -68,6 +69,11 @@ class QueueCapacityService(LoggingMixin):
         return self._depth
 
     async def take_place(self) -> None:
+        """Add a petition to the queue, in the transaction that saves it.
+
+        Raises:
+            QueueOverflowError: The queue is full. The transaction must be rolled back.
+        """
         depth = await self._records.take_place(self._config.threshold)
         if depth is None:
             self._depth = max(self._depth, self._config.threshold)
@@ -77,6 +83,7 @@ class QueueCapacityService(LoggingMixin):
         self._notify()
 
     def refuse(self) -> QueueOverflowError:
+        """Log and count a refusal because the queue is full, and return the error."""
         self._log.info(
             "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
         )

@@ -185,19 +185,18 @@ async def _check_kv(settings: TelegramSettings) -> None:
 
 
 @blocking
-async def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
+async def set_webhook(url: str) -> str:
     """Register the webhook with Telegram, and return Telegram's description of the result.
 
     Args:
         url: The public address of the service, such as `https://bot.example.org`. The path of the webhook is added if it
             has no path; otherwise it must end with that path.
-        settings: The settings; by default read from the environment.
 
     Raises:
         ConfigError: The URL is not valid for a webhook, or a setting is missing.
         BotApiError: Telegram refuses, or cannot be reached.
     """
-    settings = settings or TelegramSettings.from_env(os.environ)
+    settings = TelegramSettings.from_env(os.environ)
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
@@ -212,17 +211,17 @@ async def set_webhook(url: str, settings: TelegramSettings | None = None) -> str
 
 
 @blocking
-async def webhook_info(settings: TelegramSettings | None = None) -> str:
+async def webhook_info() -> str:
     """Return the state of the webhook, one line per field; raises like `set_webhook`."""
-    async with _bot(settings or TelegramSettings.from_env(os.environ)) as bot:
+    async with _bot(TelegramSettings.from_env(os.environ)) as bot:
         info = await bot.webhook_info()
     return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
 
 
 @blocking
-async def delete_webhook(settings: TelegramSettings | None = None) -> str:
+async def delete_webhook() -> str:
     """Remove the webhook, so that updates can be polled; return Telegram's description of the result."""
-    async with _bot(settings or TelegramSettings.from_env(os.environ)) as bot:
+    async with _bot(TelegramSettings.from_env(os.environ)) as bot:
         return await bot.delete_webhook()
 
 
@@ -231,15 +230,14 @@ def _bot(settings: TelegramSettings) -> aclosing[BotApi]:
 
 
 @blocking
-async def poll(settings: TelegramSettings | None = None) -> None:
+async def poll() -> None:
     """Fetch and process updates until interrupted, for development without a public address.
 
     Raises:
         ConfigError: A setting is missing or invalid.
         BotApiError: Telegram refuses, for instance because a webhook is set.
     """
-    log_to_stderr("INFO")
-    settings = settings or TelegramSettings.from_env(os.environ)
+    settings = _load_settings()
     async with AsyncExitStack() as closing:
         kv = _opened(_open_kv(settings), closing)
         updates_kv = _opened(_open_updates_kv(settings), closing)
@@ -249,16 +247,16 @@ async def poll(settings: TelegramSettings | None = None) -> None:
 
 
 @blocking
-async def purge_limits(settings: TelegramSettings | None = None) -> int:
+async def purge_limits() -> int:
     """Clear the counts of all users, and return the number of removed entries."""
-    async with aclosing(_open_kv(settings or TelegramSettings.from_env(os.environ))) as kv:
+    async with aclosing(_open_kv(TelegramSettings.from_env(os.environ))) as kv:
         return await purge(kv, "ratelimit:")
 
 
 @blocking
-async def inspect_user(user_id: str, settings: TelegramSettings | None = None) -> str:
+async def inspect_user(user_id: str) -> str:
     """Return the count of a user in one line."""
-    async with _user_limits(settings) as limiter:
+    async with _user_limits() as limiter:
         decision = await limiter.check(user_id)
     limit = decision.limit or 0
     # A check reports the state after one more message.
@@ -268,16 +266,16 @@ async def inspect_user(user_id: str, settings: TelegramSettings | None = None) -
 
 
 @blocking
-async def reset_user(user_id: str, settings: TelegramSettings | None = None) -> None:
+async def reset_user(user_id: str) -> None:
     """Clear the count of a user."""
-    async with _user_limits(settings) as limiter:
+    async with _user_limits() as limiter:
         await limiter.reset(user_id)
 
 
 @asynccontextmanager
-async def _user_limits(settings: TelegramSettings | None) -> AsyncIterator[AsyncLimiter]:
+async def _user_limits() -> AsyncIterator[AsyncLimiter]:
     """Provide the limiter of the service to a command."""
-    settings = settings or TelegramSettings.from_env(os.environ)
+    settings = TelegramSettings.from_env(os.environ)
     if settings.rate_limit_kv.lower().startswith("memory:"):
         raise ConfigError(
             "RATE_LIMIT_KV: counts in the memory of the service cannot be reached by a command; use a shared store, like redis://localhost"

@@ -19,7 +19,10 @@ from headgate_services.telegram.markdown import to_html
 UPDATES = ["message", "callback_query"]
 """The kinds of updates that the bot processes."""
 
+CALL_SECONDS = 10.0
+"""Time limit for one call."""
 POLL_SECONDS = 50
+"""The longest wait for updates."""
 RETRIES = 3
 """Attempts after the first one, if Telegram answers 429."""
 LONGEST_WAIT = 60
@@ -56,7 +59,6 @@ class BotApi:
     Args:
         token: The bot's token. It is part of every URL, so it is removed from httpx's log.
         api_base: The base URL of the Bot API.
-        timeout: Time limit for one call, in seconds.
         clock: The clock for pauses after a 429.
     """
 
@@ -65,13 +67,11 @@ class BotApi:
         token: str,
         *,
         api_base: str = "https://api.telegram.org",
-        timeout: float = 10.0,
         clock: Clock | None = None,
     ) -> None:
         self._url = f"{api_base.rstrip('/')}/bot{token}"
-        self._timeout = timeout
         self._clock = SteadyClock() if clock is None else clock
-        self._client = httpx.AsyncClient(timeout=timeout)
+        self._client = httpx.AsyncClient()
         self._delayed: set[asyncio.Task[None]] = set()
         self._secrecy = RedactingFilter([token])
         logging.getLogger("httpx").addFilter(self._secrecy)
@@ -131,16 +131,16 @@ class BotApi:
         """Remove the webhook, and return Telegram's description of the result. Pending updates are kept."""
         return str((await self.call("deleteWebhook", {})).get("description", "the webhook is deleted"))
 
-    async def get_updates(self, offset: int | None = None, wait: int = POLL_SECONDS) -> list[dict[str, Any]]:
-        """Return the updates from `offset` on; wait up to `wait` seconds for the first one."""
-        arguments = {"timeout": wait, "allowed_updates": UPDATES} | (
+    async def get_updates(self, offset: int | None) -> list[dict[str, Any]]:
+        """Return the updates from `offset` on; wait up to `POLL_SECONDS` for the first one."""
+        arguments = {"timeout": POLL_SECONDS, "allowed_updates": UPDATES} | (
             {} if offset is None else {"offset": offset}
         )
-        document = await self.call("getUpdates", arguments, timeout=self._timeout + wait)
+        document = await self.call("getUpdates", arguments, timeout=CALL_SECONDS + POLL_SECONDS)
         return list(document["result"])
 
     async def call(
-        self, method: str, arguments: Mapping[str, Any], timeout: float | None = None
+        self, method: str, arguments: Mapping[str, Any], timeout: float = CALL_SECONDS
     ) -> dict[str, Any]:
         """Call a method and return the whole response; after a 429, wait and call again.
 
@@ -190,12 +190,10 @@ class BotApi:
             _logger.exception("a delayed reply was not sent")
 
     async def _call(
-        self, method: str, arguments: Mapping[str, Any], timeout: float | None = None
+        self, method: str, arguments: Mapping[str, Any], timeout: float = CALL_SECONDS
     ) -> dict[str, Any]:
         try:
-            response = await self._client.post(
-                f"{self._url}/{method}", json=dict(arguments), timeout=timeout or self._timeout
-            )
+            response = await self._client.post(f"{self._url}/{method}", json=dict(arguments), timeout=timeout)
         except httpx.HTTPError as error:
             raise BotApiError(method, f"no answer ({type(error).__name__})") from error
         try:

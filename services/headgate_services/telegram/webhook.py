@@ -41,16 +41,16 @@ class Webhook:
         limiter: AsyncLimiter,
         bot: BotApi,
         handler: Handler,
-        replies: AsyncLimiter | None = None,
-        seen: SeenUpdates | None = None,
-        count: Callable[[str], None] = lambda outcome: None,
+        replies: AsyncLimiter | None,
+        seen: SeenUpdates,
+        count: Callable[[str], None],
     ) -> None:
         self._allowed = allowed_user_ids
         self._limiter = limiter
         self._bot = bot
         self._handler = handler
         self._replies = replies
-        self._seen = SeenUpdates() if seen is None else seen
+        self._seen = seen
         self._count = count
 
     async def receive(self, update: Update) -> None:

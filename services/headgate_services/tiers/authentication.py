@@ -7,22 +7,16 @@ sent after the limiter.
 from __future__ import annotations
 
 import logging
-from typing import Literal, Protocol
+from typing import Literal
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from headgate.http.asgi import App, Receive, Scope, Send
 from headgate_services.common.guards import api_key_of
-from headgate_services.tiers.keys import User
+from headgate_services.tiers.keys import KeyTable, User
 from headgate_services.tiers.log import LimitedLog
 
 Credentials = Literal["none", "good", "wrong", "unchecked"]
-
-
-class KeyLookup(Protocol):
-    """A lookup of API keys."""
-
-    async def find(self, key: str) -> User | None: ...
 
 
 class ApiKeyAuthentication:
@@ -31,7 +25,7 @@ class ApiKeyAuthentication:
     The key is read from `X-API-Key`, then from `Authorization: Bearer`.
     """
 
-    def __init__(self, app: App, keys: KeyLookup) -> None:
+    def __init__(self, app: App, keys: KeyTable) -> None:
         self.app = app
         self._keys = keys
         self._complain = LimitedLog()

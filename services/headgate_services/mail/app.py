@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,11 +27,8 @@ from headgate_services.mail.providers import EmailProvider
 from headgate_services.mail.rate_limiter import GlobalRateLimiter
 from headgate_services.mail.routes import api, demo_api
 from headgate_services.mail.services import Services, build_limiter, build_services
-from headgate_services.mail.storage.database import MIGRATIONS, MailDatabase
-from headgate_services.mail.storage.migrations import all_migrations
-from headgate_services.mail.storage.models import Inbox
+from headgate_services.mail.storage.database import MIGRATIONS, MailDatabase, all_migrations
 from headgate_services.mail.storage.queries import inbox_of_address
-from headgate_services.mail.storage.times import utc
 
 logger = logging.getLogger(__name__)
 
@@ -127,16 +123,7 @@ async def _prepare(services: Services) -> None:
     if exists:
         return
     try:
-        async with services.database.writing() as session:
-            session.add(
-                Inbox(
-                    id=str(uuid4()),
-                    email_address=address,
-                    name="Demo",
-                    provider_config={},
-                    created_at=utc(services.clock),
-                )
-            )
+        await services.add_inbox(address, "Demo")
     except IntegrityError:  # another worker created it
         logger.debug("The demo inbox exists already")
 

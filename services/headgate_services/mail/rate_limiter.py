@@ -87,6 +87,11 @@ class WindowUsage:
     limit: int | None
     retry_after: int | None = None
 
+    @property
+    def remaining(self) -> int | None:
+        """The number of sends left; `None` for unlimited."""
+        return None if self.limit is None else self.limit - self.count
+
     def __str__(self) -> str:
         return f"{self.name}: {self.count}/{'unlimited' if self.limit is None else self.limit}"
 
@@ -137,24 +142,6 @@ class CheckAndRecord(Protocol):
 
     def record(self) -> None:
         """Count an e-mail that was sent."""
-
-
-class SendHold(Protocol):
-    """A unit held for a send: confirm it if the provider accepted the e-mail, release it if not."""
-
-    @property
-    def result(self) -> RateLimitResult:
-        """The decision; if it was refused, there is nothing to confirm or release."""
-
-    @property
-    def deadline(self) -> float | None:
-        """The event loop's time by which the send must end; `None` for no limit."""
-
-    async def confirm(self) -> None:
-        """Count the send."""
-
-    async def release(self) -> None:
-        """Give the unit back."""
 
 
 class GlobalRateLimiter:
@@ -218,12 +205,12 @@ class GlobalRateLimiter:
         if self._windows and logger.isEnabledFor(logging.DEBUG):
             _log_recorded(self._usage(self._sync.check(cost=0), charged=0))
 
-    async def hold(self) -> SendHold:
+    async def hold(self) -> LimiterHold:
         """Hold one unit until the outcome of the send is known."""
         now = asyncio.get_running_loop().time()
         deadline = None if self._longest_send is None else now + self._longest_send
         hold = await self._async.hold()
-        return _LimiterHold(self._logged(self._result(hold.decision)), deadline, hold, self._async)
+        return LimiterHold(self._logged(self._result(hold.decision)), deadline, hold, self._async)
 
     async def usage(self) -> RateLimitResult:
         """Return the result of a check, without logging it."""
@@ -283,7 +270,7 @@ async def hold_for(limiter: CheckAndRecord) -> SendHold:
     result = await asyncio.to_thread(limiter.check)
     if not result.allowed:
         log_refused(result)
-    return _CheckedHold(result, limiter)
+    return CheckedHold(result, limiter)
 
 
 async def usage_of(limiter: CheckAndRecord) -> RateLimitResult:
@@ -299,8 +286,13 @@ def _has_holds(limiter: CheckAndRecord) -> TypeGuard[GlobalRateLimiter]:
 
 
 @dataclass(frozen=True, slots=True)
-class _LimiterHold:
-    """A hold in the store."""
+class LimiterHold:
+    """A unit held in the store: confirm it if the provider accepted the e-mail, release it if not.
+
+    Attributes:
+        result: The decision; if it was refused, there is nothing to confirm or release.
+        deadline: The event loop's time by which the send must end; `None` for no limit.
+    """
 
     result: RateLimitResult
     deadline: float | None
@@ -319,6 +311,7 @@ class _LimiterHold:
             )
 
     async def release(self) -> None:
+        """Give the unit back."""
         try:
             await self._hold.release()
         except StoreError as error:  # the unit stays counted until it expires
@@ -326,18 +319,22 @@ class _LimiterHold:
 
 
 @dataclass(frozen=True, slots=True)
-class _CheckedHold:
-    """A check now and a record at the confirmation; other sends may pass in between."""
+class CheckedHold:
+    """Like `LimiterHold`, but checks now and records at the confirmation; other sends may pass in between."""
 
     result: RateLimitResult
     _limiter: CheckAndRecord
     deadline: float | None = None
 
     async def confirm(self) -> None:
+        """Count the send."""
         await asyncio.to_thread(self._limiter.record)
 
     async def release(self) -> None:
-        """Nothing was counted."""
+        """Do nothing, because nothing was counted."""
+
+
+SendHold = LimiterHold | CheckedHold
 
 
 def log_refused(result: RateLimitResult) -> None:

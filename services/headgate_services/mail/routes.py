@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 from urllib.parse import quote
-from uuid import uuid4
 
 from fastapi import APIRouter, Header, HTTPException, Path, Query, Response
 from sqlalchemy.exc import IntegrityError
@@ -39,7 +38,6 @@ from headgate_services.mail.storage.queries import (
     messages_of_thread,
     search_messages,
 )
-from headgate_services.mail.storage.times import utc
 
 Id = Annotated[Text, Path()]
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -65,19 +63,10 @@ async def create_inbox(request: InboxCreate, services: ServicesPart) -> InboxVie
     address = f"{request.email_username}@{domain}"
     if domain_of(address) is None:
         raise HTTPException(422, f"{address!r} is not an e-mail address")
-    inbox = Inbox(
-        id=str(uuid4()),
-        email_address=address,
-        name=request.name,
-        provider_config={},
-        created_at=utc(services.clock),
-    )
     try:
-        async with services.database.writing() as session:
-            session.add(inbox)
+        return InboxView.of(await services.add_inbox(address, request.name))
     except IntegrityError as error:
         raise HTTPException(409, f"Inbox {address} exists already") from error
-    return InboxView.of(inbox)
 
 
 @inboxes.get("")

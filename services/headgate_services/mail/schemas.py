@@ -11,8 +11,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from headgate_services.common.text import Text
 from headgate_services.common.views import RowView
-from headgate_services.mail.rate_limiter import RateLimitResult
-from headgate_services.mail.storage.models import StoredMessage
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -144,23 +142,13 @@ class ThreadView(RowView):
     participant_hash: str
 
 
-class ThreadMessage(BaseModel):
+class ThreadMessage(RowView):
     """A message as a turn in a conversation."""
 
     role: Literal["user", "assistant"]
-    author: str
-    content: str
+    author: str = Field(validation_alias="from_address")
+    content: str = Field(validation_alias="text")
     timestamp: datetime
-
-    @classmethod
-    def of(cls, message: StoredMessage) -> ThreadMessage:
-        """Return the turn of a stored message; outbound messages have the role `assistant`."""
-        return cls(
-            role="assistant" if message.direction == "outbound" else "user",
-            author=message.from_address,
-            content=message.text,
-            timestamp=message.timestamp,
-        )
 
 
 class ThreadDetail(BaseModel):
@@ -205,7 +193,7 @@ class OutboxList(RowList[OutboxEntryView]):
     total: int
 
 
-class WindowView(BaseModel):
+class WindowView(RowView):
     """A window of the send limit; `limit` and `remaining` are null if it is unlimited."""
 
     name: str
@@ -215,24 +203,9 @@ class WindowView(BaseModel):
     retry_after: int | None
 
 
-class RateLimitView(BaseModel):
+class RateLimitView(RowView):
     """Whether one more e-mail may be sent now; `windows` is empty without limits."""
 
     allowed: bool
     retry_after: int | None
     windows: list[WindowView]
-
-    @classmethod
-    def of(cls, result: RateLimitResult) -> RateLimitView:
-        """Return the response for a check of the limiter."""
-        windows = [
-            WindowView(
-                name=used.name,
-                limit=used.limit,
-                count=used.count,
-                remaining=None if used.limit is None else used.limit - used.count,
-                retry_after=used.retry_after,
-            )
-            for used in result.windows
-        ]
-        return cls(allowed=result.allowed, retry_after=result.retry_after, windows=windows)

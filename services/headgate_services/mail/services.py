@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
+from uuid import uuid4
 
 from fastapi import Depends, HTTPException, Request
 
@@ -13,11 +14,12 @@ from headgate.clock import Clock, WallClock
 from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.settings import SettingsError
 from headgate_services.mail.config import Settings
-from headgate_services.mail.domain_filter import DomainFilter, compile_patterns
+from headgate_services.mail.domain_filter import DomainFilter
 from headgate_services.mail.providers import EmailProvider, build_provider
 from headgate_services.mail.rate_limiter import CheckAndRecord, GlobalRateLimiter
 from headgate_services.mail.storage.database import MailDatabase
-from headgate_services.mail.storage.models import Base
+from headgate_services.mail.storage.models import Base, Inbox
+from headgate_services.mail.storage.times import utc
 
 T = TypeVar("T", bound=Base)
 
@@ -50,6 +52,19 @@ class Services:
             raise HTTPException(404, f"{name} {row_id} not found")
         return row
 
+    async def add_inbox(self, address: str, name: str) -> Inbox:
+        """Store a new inbox; raises `IntegrityError` if the address is taken."""
+        inbox = Inbox(
+            id=str(uuid4()),
+            email_address=address,
+            name=name,
+            provider_config={},
+            created_at=utc(self.clock),
+        )
+        async with self.database.writing() as session:
+            session.add(inbox)
+        return inbox
+
     async def aclose(self) -> None:
         """Close the limiter and the database."""
         await self.limiter.aclose()
@@ -73,15 +88,11 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         database=database,
         limiter=build_limiter(settings, clock, [metrics.hook]),
         provider=provider or build_provider(settings, database, times),
-        outbound=DomainFilter(
-            "outbound",
-            compile_patterns(settings.outbound_domain_allowlist),
-            compile_patterns(settings.outbound_domain_blocklist),
+        outbound=DomainFilter.of(
+            "outbound", settings.outbound_domain_allowlist, settings.outbound_domain_blocklist
         ),
-        inbound=DomainFilter(
-            "inbound",
-            compile_patterns(settings.inbound_domain_allowlist),
-            compile_patterns(settings.inbound_domain_blocklist),
+        inbound=DomainFilter.of(
+            "inbound", settings.inbound_domain_allowlist, settings.inbound_domain_blocklist
         ),
         metrics=metrics,
     )

@@ -16,8 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from headgate.migrations import Migration
 from headgate_services.common.databases import statements_of
 from headgate_services.mail import Settings
-from headgate_services.mail.storage.database import MailDatabase
-from headgate_services.mail.storage.migrations import all_migrations
+from headgate_services.mail.storage.database import MailDatabase, all_migrations
 from headgate_services.mail.storage.models import Base, Inbox
 from tests.apps.mail.conftest import Start
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib import resources
 
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from headgate.migrations import Migration
+from headgate.migrations import Migration, read_migrations
 from headgate_services.common.databases import SqlDatabase
 from headgate_services.common.deadlines import DEFAULT_LIMIT
-from headgate_services.mail.storage.migrations import all_migrations
 
 MIGRATIONS = "headgate_mail_migrations"
 """The table with the applied migrations."""
@@ -45,3 +45,8 @@ class MailDatabase(SqlDatabase):
         """
         found = all_migrations() if migrations is None else migrations
         return await self.apply(found, record=MIGRATIONS)
+
+
+def all_migrations() -> list[Migration]:
+    """Return the migrations for SQLite and PostgreSQL, in order."""
+    return read_migrations(resources.files(__package__).joinpath("migrations"))

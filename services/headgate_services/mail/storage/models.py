@@ -104,6 +104,11 @@ class StoredMessage(Base):
         return " ".join(self.text.split())[:PREVIEW_LENGTH]
 
     @property
+    def role(self) -> str:
+        """The role of the sender in a conversation."""
+        return "assistant" if self.direction == "outbound" else "user"
+
+    @property
     def delivery(self) -> dict[str, Any]:
         """The outcome of the send."""
         return {"status": self.status, "error": self.error, "message_id": self.message_id}

@@ -9,9 +9,12 @@ from typing import Any
 import http_sf
 import httpx
 
+ADDRESS = "192.0.2.1"
+"""The address of clients in this process."""
+
 
 @asynccontextmanager
-async def client_of(app: Any, address: str = "192.0.2.1") -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(app: Any, address: str = ADDRESS) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of an application in this process; an exception of the application is a 500."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 1234))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response, WebSocket
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
@@ -56,22 +55,6 @@ def application(dependency: Any = None, **arguments: Any) -> FastAPI:
     async def broken() -> None:
         raise RuntimeError("broken")
 
-    @app.get("/response")
-    async def response() -> Response:
-        return PlainTextResponse("made by the endpoint", 201)
-
-    @app.get("/stream")
-    async def stream() -> StreamingResponse:
-        async def pieces() -> AsyncIterator[bytes]:
-            yield b"one"
-            yield b"two"
-
-        return StreamingResponse(pieces())
-
-    @app.get("/status/{code}")
-    async def status(code: int) -> Response:
-        return Response(status_code=code)
-
     @app.websocket("/echo")
     async def echo(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -89,30 +72,13 @@ async def codes(app: Any, *paths: str, **headers: str) -> list[int]:
 # --- Fields on every response -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "code"),
-    [
-        ("/", 200),
-        ("/sync", 200),
-        ("/items/seven", 422),
-        ("/missing", 404),
-        ("/broken", 500),
-        ("/response", 201),
-        ("/stream", 200),
-        ("/status/204", 204),
-    ],
-)
-async def test_every_response_has_the_fields(path: str, code: int) -> None:
+@pytest.mark.parametrize(("path", "code"), [("/sync", 200), ("/items/seven", 422), ("/missing", 404)])
+async def test_responses_made_by_fastapi_have_the_fields(path: str, code: int) -> None:
     async with client_of(application(limit("5/minute"))) as client:
         response = await client.get(path)
     assert response.status_code == code
     assert is_complete(response)
-    assert left(response) == {"per-minute": 4}
-
-
-async def test_an_error_keeps_its_own_headers() -> None:
-    async with client_of(application(limit("5/minute"))) as client:
-        assert (await client.get("/missing")).headers["x-own"] == "kept"
+    assert response.headers.get("x-own") == ("kept" if code == 404 else None)
 
 
 async def test_catch_all_exception_handler_is_called_once_and_gets_the_fields() -> None:
@@ -129,19 +95,6 @@ async def test_catch_all_exception_handler_is_called_once_and_gets_the_fields() 
     assert response.json() == {"error": "broken"}
     assert is_complete(response)
     assert len(calls) == 1
-
-
-async def test_a_refused_request_never_reaches_the_endpoint() -> None:
-    reached = []
-    app = FastAPI()
-    install(app)
-
-    @app.get("/", dependencies=[Depends(limit("1/minute"))])
-    async def home() -> None:
-        reached.append(True)
-
-    assert await codes(app, "/", "/", "/") == [200, 429, 429]
-    assert len(reached) == 1
 
 
 async def test_dependency_returns_the_decision() -> None:
@@ -263,16 +216,6 @@ async def test_nearest_limits_apply(path: str, quotas: dict[str, int]) -> None:
     assert (policies(response) if "ratelimit-policy" in response.headers else {}) == quotas
 
 
-async def test_non_default_limit_applies_in_addition() -> None:
-    app = FastAPI(dependencies=[Depends(limit("2/hour"))])
-    install(app)
-
-    @app.get("/", dependencies=[Depends(limit("9/minute"))])
-    async def home() -> None: ...
-
-    assert await codes(app, "/", "/", "/") == [200, 200, 429]
-
-
 async def test_routes_with_the_same_limit_object_share_one_count() -> None:
     shared = limit("2/minute")
     app = FastAPI()
@@ -288,15 +231,6 @@ async def test_routes_with_the_same_limit_object_share_one_count() -> None:
     async def c() -> None: ...
 
     assert await codes(app, "/a", "/b", "/a", "/c") == [200, 200, 429, 200]
-
-
-async def test_limiters_on_one_store_are_separated_by_name() -> None:
-    store = MemoryStore()
-    first, second = (limit("1/minute", name=name, store=store) for name in ("first", "second"))
-    same = limit(AsyncLimiter("1/minute", name="first", store=store))
-    assert await codes(application(first), "/") == [200]
-    assert await codes(application(second), "/") == [200]
-    assert await codes(application(same), "/") == [429]
 
 
 # --- Routers, sub-applications, handshakes ----------------------------------------------------------------------------
@@ -448,15 +382,6 @@ def is_admin(request: HTTPConnection) -> bool:
     return "x-admin" in request.headers
 
 
-async def test_scopes_with_functions_of_the_request() -> None:
-    limiter = AsyncLimiter(
-        sliding_window("9/minute", scope="user"), sliding_window("1/minute", scope="realm")
-    )
-    keys: Any = {"user": by_address(), "realm": lambda request: request.query_params["realm"]}
-    app = application(limit(limiter, key=keys))
-    assert await codes(app, "/?realm=north", "/?realm=north", "/?realm=south") == [200, 429, 200]
-
-
 @pytest.mark.parametrize(
     ("rules", "arguments"),
     [
@@ -472,12 +397,6 @@ def test_invalid_limits_are_refused(rules: Any, arguments: Any) -> None:
 
 
 # --- Counting outcomes ------------------------------------------------------------------------------------------------
-
-
-async def test_only_failed_logins_count() -> None:
-    app = application(limit("2/minute", count={401}))
-    paths = ["/status/200"] * 4 + ["/status/401", "/missing", "/broken", "/status/401", "/status/200"]
-    assert await codes(app, *paths) == [200] * 4 + [401, 404, 500, 401, 429]
 
 
 async def test_failed_handshake_is_an_outcome() -> None:
@@ -723,12 +642,9 @@ async def test_limit_of_several_routes_on_a_shared_store_needs_a_name() -> None:
             await client.get("/a")
 
 
-@pytest.mark.parametrize("installed", [True, False])
-async def test_a_raised_refusal_is_answered(installed: bool) -> None:
+async def test_a_raised_refusal_is_answered_without_install() -> None:
     own = AsyncLimiter("1/hour")
     app = FastAPI(dependencies=[Depends(limit("9/minute"))])
-    if installed:
-        install(app)
 
     @app.get("/")
     async def report(cost: int = 1) -> None:

@@ -43,24 +43,6 @@ async def statuses_of(app: Any) -> list[int]:
     return sent
 
 
-async def test_stream_holds_its_place_until_it_ends() -> None:
-    started, go_on = asyncio.Event(), asyncio.Event()
-
-    async def stream(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        started.set()
-        await go_on.wait()
-        await send({"type": "http.response.body", "body": b""})
-
-    app = asgi.RateLimitMiddleware(stream, AsyncLimiter("5/minute", PLACE))
-    first = asyncio.ensure_future(statuses_of(app))
-    await started.wait()
-    assert await statuses_of(app) == [429]
-    go_on.set()
-    assert await first == [200]
-    assert await statuses_of(app) == [200]
-
-
 async def test_a_cancelled_request_frees_its_place() -> None:
     started = asyncio.Event()
 
@@ -75,16 +57,6 @@ async def test_a_cancelled_request_frees_its_place() -> None:
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
-    assert await limiter.check("192.0.2.1")
-
-
-async def test_an_exception_frees_its_place() -> None:
-    async def fail(scope: Any, receive: Any, send: Any) -> None:
-        raise ValueError("no")
-
-    limiter = AsyncLimiter(PLACE)
-    with pytest.raises(ValueError, match="no"):
-        await statuses_of(asgi.RateLimitMiddleware(fail, limiter))
     assert await limiter.check("192.0.2.1")
 
 
@@ -103,16 +75,6 @@ def test_a_wsgi_body_holds_its_place_until_it_is_closed() -> None:
     assert next(iter(body)) == b"a"
     assert not limiter.check("192.0.2.1")
     body.close()
-    assert limiter.check("192.0.2.1")
-
-
-def test_a_wsgi_exception_frees_its_place() -> None:
-    def fail(environ: Any, start: Any) -> Any:
-        raise ValueError("no")
-
-    limiter = Limiter(PLACE)
-    with pytest.raises(ValueError, match="no"):
-        decide(wsgi.RateLimitMiddleware(fail, limiter))
     assert limiter.check("192.0.2.1")
 
 

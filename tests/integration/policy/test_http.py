@@ -228,6 +228,20 @@ def test_limiter_does_not_keep_a_deleted_edge(file: Path) -> None:
     assert len(live["api"]._listeners) <= 2
 
 
+async def test_policy_changed_during_the_key_function_decides_and_answers(file: Path) -> None:
+    live = follow(file, ONE.format("2/minute"))
+
+    async def key(scope: Any) -> str:
+        rewrite(file, ONE.format("3/minute").replace('"]', '", "9/hour"]'))
+        live.reload()
+        return "a"
+
+    async with client_of(asgi(live, key=key)) as client:
+        response = await client.get("/")
+    assert policies(response) == {"per-minute": 3, "per-hour": 9}
+    assert left(response) == {"per-minute": 2, "per-hour": 8}
+
+
 # --- Threads -------------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +269,21 @@ def test_wsgi_uses_a_policy_limiter_and_follows_reloads(file: Path) -> None:
         )
     with wsgi_client(WSGIRateLimitMiddleware(echo, live["api"]), "192.0.2.9") as client:
         assert policies(client.get("/")) == {"r": 7}
+
+
+def test_wsgi_shows_the_rules_that_decided(file: Path) -> None:
+    file.write_text(ONE.format("2/minute"))
+    live = LivePolicy.from_file(file, clock=FakeClock())
+
+    def changing(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        rewrite(file, ONE.format("3/minute").replace('"]', '", "9/hour"]'))
+        live.reload()
+        return echo(environ, start_response)
+
+    with wsgi_client(WSGIRateLimitMiddleware(changing, live["api"])) as client:
+        first, second = client.get("/"), client.get("/")
+    assert (policies(first), left(first)) == ({"per-minute": 2}, {"per-minute": 1})
+    assert left(second) == {"per-minute": 1, "per-hour": 8}
 
 
 def test_all_wsgi_requests_are_answered_during_reloads(file: Path) -> None:

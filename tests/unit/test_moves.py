@@ -18,7 +18,7 @@ from headgate import (
     sliding_log,
     token_bucket,
 )
-from headgate.algorithms import Concurrent, SlidingWindow, TokenBucket
+from headgate.algorithms import SlidingWindow
 from headgate.decision import Decision, Verdict
 from headgate.errors import StoreUnavailable
 from headgate.hooks import Call
@@ -182,62 +182,3 @@ def test_move_charges_expired_units_again() -> None:
     refused = log.move(later, receipt, 61, 3, 4)
     assert refused == (later, Verdict(False, 5, 1, 59, 59))
     assert refused[0] is later
-
-
-def test_units_of_another_shape_are_not_moved() -> None:
-    """The two shapes drain at different rates, so the wait for both cannot be computed."""
-    fast, slow = TokenBucket("x", 10, 2, 1, 1), TokenBucket("x", 10, 1, 1, 1)
-    held, _ = fast.decide(None, 0, 8, 1)
-    assert held is not None
-    receipt = fast.receipt(None, held, 8)
-    assert slow.move(held, receipt, 1, 5, 2) == slow.decide(held, 1, 5, 2)
-    assert fast.move(held, receipt, 1, 5, 2)[1].remaining == 5
-
-
-def test_units_do_not_move_back_when_the_clock_is_set_back() -> None:
-    log = SlidingWindow("x", 5, 1, 60)
-    held, _ = log.decide(None, 100, 3, 1)
-    assert held is not None
-    moved, verdict = log.move(held, log.receipt(None, held, 3), 40, 3, 2)
-    assert moved == (2, 100, 3)
-    assert verdict == Verdict(True, 5, 2, None, 120)
-
-
-def test_wait_of_a_refused_move_is_that_of_the_current_bucket() -> None:
-    """Ten held and ten hit at 0, five more hit at 5: the units that drain after 5 are the units of the hold."""
-    bucket = TokenBucket("x", 20, 1, 1, 1)
-    held, _ = bucket.decide(None, 0, 10, 1)
-    assert held is not None
-    receipt = bucket.receipt(None, held, 10)
-    state, _ = bucket.decide(held, 0, 10, 2)
-    state, _ = bucket.decide(state, 5, 5, 3)
-    same, verdict = bucket.move(state, receipt, 5, 10, 4)
-    assert same is state
-    assert (verdict.allowed, verdict.remaining, verdict.retry_after_us) == (False, 0, 10)
-    assert not bucket.move(state, receipt, 14, 10, 4)[1].allowed
-    assert bucket.move(state, receipt, 15, 10, 4)[1].allowed
-
-
-def test_places_are_found_by_number_and_sorted_by_end_time() -> None:
-    long, short = Concurrent("x", 5, 60), Concurrent("x", 5, 10)
-    first, _ = long.decide(None, 0, 1, 7)
-    second, verdict = short.decide(first, 5, 2, 8)
-    assert second == (7, 5, 15, 8, 2, 60, 7, 1)
-    assert verdict == Verdict(True, 5, 2, None, 55)
-    assert short.receipt(first, second, 2) == (7, 8, 2)
-    assert short.refund(second, (7, 8, 2), 1, 6) == (7, 5, 15, 8, 1, 60, 7, 1)
-    assert short.refund(second, (7, 8, 2), 9, 6) == (7, 5, 60, 7, 1)
-    assert short.refund(first, (7, 7, 1), 1, 6) is None
-    assert short.refund(second, (6, 8, 2), 2, 6) is second
-    assert short.decide(second, 6, 5, 9)[1] == Verdict(False, 5, 2, 54, 54)
-    assert short.decide(second, 6, 3, 9)[1] == Verdict(False, 5, 2, 9, 54)
-    assert short.decide(second, 15, 4, 9)[0] == (7, 15, 25, 9, 4, 60, 7, 1)
-    assert long.decide(second, 60, 5, 9)[0] == (9, 60, 120, 9, 5)
-    assert long.fresh_at(second) == 60
-
-
-def test_lease_never_starts_before_the_newest_lease() -> None:
-    """Otherwise it would be too short when the clock was set back and has caught up."""
-    rule = Concurrent("x", 5, 60)
-    state, _ = rule.decide(None, 100, 1, 7)
-    assert rule.decide(state, 40, 1, 8)[0] == (7, 100, 160, 7, 1, 160, 8, 1)

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import NamedTuple
 
 import pytest
 
-from headgate import CostTooHigh, Quota, Rule, token_bucket
-from headgate.algorithms import Receipt, State, TokenBucket, algorithm_for
-from headgate.quota import MAX_PERIOD_US, MAX_UNITS
+from headgate.algorithms import Receipt, State, TokenBucket
+from headgate.quota import MAX_UNITS
 
 pytestmark = pytest.mark.deep
 
@@ -185,31 +183,6 @@ def two_holds(waits: Sequence[int]) -> Iterator[Script]:
                 yield script_of(order, steps, costs, {"a": a, "b": b})
 
 
-def three_holds(waits: Sequence[int]) -> Iterator[Script]:
-    costs = {"a": 5, "b": 2, "c": 4, "+": 3}
-    for order in orders("abc", 1):
-        for steps in product(waits, repeat=6):
-            yield script_of(order, steps, costs, {})
-
-
-def random_script(dice: random.Random, waits: Sequence[int], length: int = 12) -> list[Event]:
-    script: list[Event] = []
-    at, names, open_holds = START, iter("abcdefghijklmnopqrstuvwxyz"), dict[str, int]()
-    for _ in range(dice.randint(2, length)):
-        at = max(0, at + dice.choice(waits))
-        kind = dice.choice(("charge", "hold", "hold", *("settle",) * min(2, len(open_holds))))
-        units = dice.randint(1, 6)
-        name = next(names) if kind == "hold" else ""
-        if kind == "settle":
-            name = dice.choice(sorted(open_holds))
-            held = open_holds.pop(name)
-            units = dice.choice((0, 0, dice.randrange(held)))
-        elif kind == "hold":
-            open_holds[name] = units
-        script.append(Event(at, kind, name, units))
-    return script
-
-
 # --- Promise 6: hold, then settle -------------------------------------------------------------------------------------
 
 
@@ -217,17 +190,6 @@ def random_script(dice: random.Random, waits: Sequence[int], length: int = 12) -
 def test_two_overlapping_holds_in_every_order(bucket: TokenBucket) -> None:
     for script in two_holds((0, 1, 4)):
         check_each_release(bucket, script)
-
-
-def test_three_overlapping_holds_in_every_order() -> None:
-    for script in three_holds((0, 3)):
-        check_each_release(SHAPES[1], script)
-
-
-def test_many_overlapping_holds_at_random() -> None:
-    dice = random.Random("refunds")
-    for _ in range(1_500):
-        check_each_release(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8)))
 
 
 def test_nested_releases_restore_the_previous_states() -> None:
@@ -258,95 +220,6 @@ def test_nested_releases_restore_the_previous_states() -> None:
 def test_clock_set_back_at_any_step_refunds_no_counted_units(bucket: TokenBucket) -> None:
     for script in two_holds((-4, 0, 3)):
         check_counted_charges(bucket, script)
-
-
-def test_three_holds_and_a_clock_set_back() -> None:
-    for script in three_holds((-3, 4)):
-        check_counted_charges(SHAPES[0], script)
-
-
-def test_many_holds_and_a_clock_set_back_at_random() -> None:
-    dice = random.Random("clocks")
-    for _ in range(3_000):
-        check_counted_charges(
-            dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8, -1, -3, -6, -12))
-        )
-
-
-# --- Tiers -----------------------------------------------------------------------------------------------------------
-
-TIERS = {
-    "bursts": (Quota(60, 60_000_000, 20), Quota(60, 60_000_000, 200)),
-    "rates": (Quota(7, 1_000, 9), Quota(600, 1_000, 30)),
-    "both ways": (Quota(1, 1_000, 50), Quota(100, 1_000, 3)),
-    "odd": (Quota(999, 1_000, 31), Quota(1_001, 1_000, 30)),
-    "slow": (Quota(1, MAX_PERIOD_US, 284_000), Quota(999_983, MAX_PERIOD_US, 200_000)),
-    "fine": (Quota(2_400_001, 3_600_000_000), Quota(10_000, 3_600_000_000)),
-}
-
-
-@pytest.mark.parametrize("tiers", TIERS)
-def test_changing_between_tiers_admits_no_more_than_the_largest_burst_and_rate(tiers: str) -> None:
-    """Greedy callers, with hits and with holds of which some are released."""
-    rule = token_bucket(TIERS[tiers][0], tiers={"other": TIERS[tiers][1]})
-    buckets = buckets_of(rule)
-    burst = max(bucket.burst for bucket in buckets)
-    limit = max(quota.limit for quota in TIERS[tiers])
-    dice = random.Random(tiers)
-    state: State | None = None
-    now = first = 1_000_000_000_000
-    admitted, holds = 0, list[tuple[int, Receipt]]()
-    for birth in range(1, 1_500):
-        number = dice.randrange(2)
-        verdict = buckets[number].decide(state, now, 0, 0)[1]
-        cost = dice.choice((1, verdict.remaining, verdict.remaining, dice.randint(0, verdict.remaining)))
-        before = state
-        state, verdict = buckets[number].decide(state, now, cost, birth)
-        if cost and verdict.allowed:
-            assert state is not None
-            admitted += cost
-            if dice.random() < 0.3:
-                holds.append((cost, buckets[number].receipt(before, state, cost)))
-        elif verdict.retry_after_us is not None and dice.random() < 0.5:
-            now += verdict.retry_after_us
-        if holds and dice.random() < 0.2:
-            cost, receipt = holds.pop(dice.randrange(len(holds)))
-            state = buckets[0].refund(state, receipt, cost, now)
-            admitted -= cost
-        passed = now // buckets[0].tick - first // buckets[0].tick
-        period = rule.quota.period_us // buckets[0].tick
-        assert (admitted - burst) * period <= limit * passed
-        now += dice.choice((0, 1, 999, rule.quota.period_us // 100))
-
-
-@pytest.mark.parametrize("tiers", TIERS)
-def test_wait_is_exact_for_a_bucket_filled_by_any_tier(tiers: str) -> None:
-    """Admitted exactly at `retry_after` and refused one microsecond earlier, also far above the burst of the tier."""
-    buckets = buckets_of(token_bucket(TIERS[tiers][0], tiers={"other": TIERS[tiers][1]}))
-    dice = random.Random(tiers)
-    state: State | None = None
-    now, waited = 1_000_000_000_000, 0
-    for birth in range(1, 600):
-        bucket = dice.choice(buckets)
-        cost = dice.choice((1, bucket.burst, dice.randint(1, bucket.burst)))
-        if dice.random() < 0.1:
-            with suppress(CostTooHigh):  # more than can be counted
-                state = dice.choice(buckets).record(state, now, dice.randint(1, 2 * bucket.burst), birth)
-        after, verdict = bucket.decide(state, now, cost, birth)
-        if verdict.retry_after_us is not None:
-            waited += 1
-            assert not bucket.decide(state, now + verdict.retry_after_us - 1, cost, birth)[1].allowed
-            assert bucket.decide(state, now + verdict.retry_after_us, cost, birth)[1].allowed
-            if dice.random() < 0.3:
-                now += verdict.retry_after_us
-        state = after
-        now += dice.choice((0, 1, 999, -1_000, 54_321))
-    assert waited > 100
-
-
-def buckets_of(rule: Rule) -> list[TokenBucket]:
-    made = [algorithm_for(rule, quota) for quota in (rule.quota, *rule.tiers.values())]
-    return [bucket for bucket in made if isinstance(bucket, TokenBucket)]
 
 
 # --- The largest numbers ---------------------------------------------------------------------------------------------

@@ -190,18 +190,6 @@ def test_record_with_a_zero_limit_leaves_no_row(path: Path, clock: FakeClock) ->
         assert counted(path) == {}
 
 
-def test_live_row_is_kept_when_expired_rows_are_removed(path: Path, clock: FakeClock) -> None:
-    with SQLiteStore(path, clock=clock) as store:
-        slow = Limiter("1/hour", name="slow", store=store)
-        quick = Limiter("5/second", name="quick", store=store)
-        for number in range(50):
-            slow.hit(f"{number}")
-        for number in range(500):
-            quick.hit(f"{number}")
-            clock.advance(0.1)
-        assert not any(slow.hit(f"{number}") for number in range(50))
-
-
 def test_a_released_or_reset_state_leaves_no_row(path: Path, clock: FakeClock) -> None:
     with SQLiteStore(path, clock=clock) as store:
         limiter = Limiter("5/minute", "50/hour", name="x", store=store)
@@ -524,16 +512,6 @@ async def test_async_calls_run_in_one_thread_of_the_store(path: Path, clock: Fak
         assert len(names) == 1
 
 
-def test_child_process_continues_counting_in_the_file_of_its_parent(path: Path) -> None:
-    with SQLiteStore(path) as store:
-        limiter = Limiter("4/hour", name="x", store=store)
-        limiter.hit("ada")
-        assert in_child(lambda: limiter.hit("ada").remaining == 2)
-        assert limiter.hit("ada").remaining == 1, "and the parent sees it"
-        assert in_child(lambda: limiter.hit("ada").remaining == 0)
-        assert not limiter.hit("ada")
-
-
 def test_child_process_never_uses_the_connection_of_its_parent(path: Path) -> None:
     """SQLite forbids it: the child would treat the locks of the parent as its locks, and drop them when it closes."""
     with SQLiteStore(path) as store:
@@ -546,13 +524,6 @@ def test_child_process_never_uses_the_connection_of_its_parent(path: Path) -> No
 
         assert in_child(work)
         assert store._connection is parents
-
-
-def test_child_process_can_use_the_async_store_of_its_parent(path: Path) -> None:
-    with SQLiteStore(path) as store:
-        limiter = AsyncLimiter("4/hour", name="x", store=store)
-        asyncio.run(limiter.hit("ada"))
-        assert in_child(lambda: asyncio.run(limiter.hit("ada")).remaining == 2)
 
 
 def test_fork_while_other_threads_write_leaves_no_lock_held(path: Path, hasty_threads: None) -> None:

@@ -18,7 +18,8 @@ change is made in an order that loses no call.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from headgate.errors import StoreError, StoreOverloaded
@@ -143,7 +144,7 @@ class Batcher:
         """Whether a caller waits for a reply, or a call has to be completed without its caller."""
         return any(
             call.state != OVER and (not call.has_given_up or call.must_send or call.abandoned is not None)
-            for call in (*self.waiting, *self._sent())
+            for call in self._calls()
         )
 
     def add(self, call: RemoteCall) -> None:
@@ -227,20 +228,19 @@ class Batcher:
             self._had_grace, self.alarm = True, now + min(late, GRACE)
             return False
         self._had_grace = False
-        for call in [*self.waiting, *self._sent()]:
+        for call in list(self._calls()):
             if call.due <= now:
                 is_silent = self._heard <= call.since
                 call.fail(self._failure(TimeoutError("no reply in time")) if is_silent else self._overload())
         self.waiting = deque(call for call in self.waiting if call.state == WAITING)
         end = self._gives_up_at()
-        dues = [call.due for call in [*self.waiting, *self._sent()] if call.state != OVER]
+        dues = [call.due for call in self._calls() if call.state != OVER]
         self.alarm = max(min([*dues, end]), now + EXPIRY_PAUSE)
         return now >= end
 
     def find_caller(self) -> RemoteCall | None:
         """Return a call whose caller still waits, or `None`."""
-        calls = (*self._sent(), *self.waiting)
-        return next((call for call in calls if call.state != OVER and not call.has_given_up), None)
+        return next((call for call in self._calls() if call.state != OVER and not call.has_given_up), None)
 
     def _fill(self, calls: list[RemoteCall]) -> None:
         """Move waiting calls into a batch."""
@@ -265,8 +265,9 @@ class Batcher:
             if call.state == SENT:
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
 
-    def _sent(self) -> list[RemoteCall]:
-        return [call for batch in self.batches for call in batch.calls]
+    def _calls(self) -> Iterator[RemoteCall]:
+        """Return all calls: those that were sent, then those that wait."""
+        return chain(*[batch.calls for batch in self.batches], self.waiting)
 
     def _send_again(self, calls: list[RemoteCall], *, alone: bool) -> None:
         for call in reversed(calls):

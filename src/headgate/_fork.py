@@ -20,10 +20,8 @@ Guarantees:
 - Objects are referenced weakly.
 - `before_fork` is called in the order in which objects were watched, the other two in the reverse order. So two threads that
   fork at once take the locks in the same order.
-- An exception in one method does not prevent the other calls. The interpreter reports the first one
-  (`sys.unraisablehook`) and continues the fork.
-- A method that raises is called a second time, because a signal handler may have raised before its first line. So all
-  three methods must be idempotent.
+- If a signal handler raises once in one of the methods, the fork continues, and every lock is released: the hooks after a
+  fork are called again. So the methods must be idempotent. They must not raise themselves.
 - `watch` takes no lock. Any thread may call it, also in a signal handler or a `__del__`, and a fork may interrupt it.
 
 On platforms without `os.register_at_fork`, like Windows, nothing is called.
@@ -72,56 +70,39 @@ def _alive() -> list[object]:
 
 
 def _before() -> None:
-    errors = list[BaseException]()
     _fork.is_open = True
     for item in _alive():
         _fork.prepared.append(item)
-        _call_safely(item, "before_fork", errors)
-    _report(errors)
+        _call(item, "before_fork")
 
 
 # The hooks after a fork are registered twice. A signal that arrives during the fork is handled in the first Python code
-# after it, and its handler may raise there. The second call completes the work if the first one was interrupted.
+# after it, and its handler may raise there; the interpreter reports that. The second call completes the work.
 
 
 def _after_in_parent() -> None:
-    prepared, errors = _fork.prepared, list[BaseException]()
+    prepared = _fork.prepared
     while prepared:
-        _call_safely(prepared[-1], "after_fork_in_parent", errors)
+        _call(prepared[-1], "after_fork_in_parent")
         prepared.pop()
-    _report(errors)
 
 
 def _after_in_child() -> None:
     if not _fork.is_open:
         return
-    errors = list[BaseException]()
     for item in reversed(_alive()):
-        _call_safely(item, "after_fork_in_child", errors)
+        _call(item, "after_fork_in_child")
         # Locks have this method; the standard library uses it for its locks.
-        _call_safely(item, "_at_fork_reinit", errors)
+        _call(item, "_at_fork_reinit")
     _fork.prepared.clear()
     _fork.is_open = False
-    _report(errors)
 
 
-def _call_safely(item: object, name: str, errors: list[BaseException]) -> None:
-    """Call a method if the object has it; if it raises, collect the exception and call it once more."""
-    for _ in range(2):
-        try:
-            hook = getattr(item, name, None)
-            if hook is not None:
-                hook()
-        except BaseException as error:  # noqa: BLE001  # the other objects must still be called
-            errors.append(error)
-        else:
-            return
-
-
-def _report(errors: list[BaseException]) -> None:
-    """Raise the first exception; the interpreter reports it and continues."""
-    if errors:
-        raise errors[0]
+def _call(item: object, name: str) -> None:
+    """Call a method if the object has it."""
+    hook = getattr(item, name, None)
+    if hook is not None:
+        hook()
 
 
 if hasattr(os, "register_at_fork"):

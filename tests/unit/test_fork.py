@@ -143,29 +143,8 @@ def test_a_watched_lock_is_free_in_the_child(make: Callable[[], Any]) -> None:
 # --- Errors and interruptions ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent", "after_fork_in_child"])
-def test_error_in_one_hook_does_not_skip_other_hooks(hook: str, ignored: list[BaseException]) -> None:
-    calls: list[str] = []
-
-    def fail() -> None:
-        raise RuntimeError(hook)
-
-    objects = [Watched(name, calls) for name in "abc"]
-    setattr(objects[1], hook, fail)
-
-    def named(when: str, order: str) -> list[str]:
-        return [
-            call for call in (f"{when} {name}" for name in order) if not (call[-1] == "b" and when in hook)
-        ]
-
-    assert in_child(lambda: calls == named("before", "abc") + named("child", "cba"))
-    assert calls == named("before", "abc") + named("parent", "cba")
-    expected = [] if hook == "after_fork_in_child" else [hook]
-    assert [str(error) for error in ignored] == expected
-
-
 @pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent"])
-def test_hook_interrupted_at_its_start_is_called_again(hook: str, ignored: list[BaseException]) -> None:
+def test_hooks_after_a_fork_complete_an_interrupted_hook(hook: str, ignored: list[BaseException]) -> None:
     calls: list[str] = []
     objects = [Watched(name, calls) for name in "abc"]
     usual = getattr(objects[1], hook)
@@ -175,8 +154,9 @@ def test_hook_interrupted_at_its_start_is_called_again(hook: str, ignored: list[
         raise InterruptedError
 
     setattr(objects[1], hook, interrupted)
-    assert in_child(lambda: True)
-    assert calls == ["before a", "before b", "before c", "parent c", "parent b", "parent a"]
+    assert in_child(lambda: [call for call in calls if "child" in call] == ["child c", "child b", "child a"])
+    prepared = [call[-1] for call in calls if "before" in call]
+    assert {"b", *prepared} == {call[-1] for call in calls if "parent" in call}
     assert len(ignored) == 1
 
 

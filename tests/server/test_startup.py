@@ -16,12 +16,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate.errors import ConfigError
 from headgate.policy import parse_policy
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import supervisor
 from headgate_server.hosting import listen
-from headgate_server.startup import check_address, check_workers
+from headgate_server.startup import check_address
 from headgate_server.supervisor import WORKER, WorkersFailed, run_workers
 from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
 
@@ -31,9 +30,8 @@ SHARED = """
 url = "sqlite:///limits.db"
 [limiters.login]
 rules = ["50/hour"]
-[limiters.llm]
-rules = ["1000/hour"]
 """
+OWN = '[limiters.own]\nrules = ["5/minute"]\nstore = "memory://"\n'
 
 
 def hit(server: Process, key: str = "alice") -> bool:
@@ -169,41 +167,28 @@ def decisions(server: Process) -> dict[str, int]:
     return dict(found)
 
 
-def test_killed_worker_is_replaced_and_counts_stay(tmp_path: Path) -> None:
+def test_killed_workers_are_replaced_and_their_counts_and_holds_stay(tmp_path: Path) -> None:
     with serving(tmp_path, SHARED, workers=2) as server:
-        for _ in range(20):
+        for _ in range(13):
             hit(server)
-        eventually(
-            lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0, "degraded_refused": 0},
-            "all figures",
-        )
-        killed = server.workers[0]
-        os.kill(killed, signal.SIGKILL)
-        eventually(lambda: len(set(server.workers) - {killed}) == 2, "another worker")
-        eventually(lambda: tick(server)["workers"] == 2, "its figures")
-        eventually(
-            lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0, "degraded_refused": 0},
-            "all figures",
-        )
-        assert decisions(server) == {"admitted": 20}
-        assert sum(hit(server) for _ in range(40)) == 30
-        assert "ended with SIGKILL and is replaced" in server.log
-        assert server.stop() == 0
-
-
-def test_units_that_a_killed_worker_held_are_settled_by_others(tmp_path: Path) -> None:
-    with serving(tmp_path, SHARED, workers=2) as server:
-        held = httpx.post(f"{server.url}/v1/limiters/login/hold", json={"key": "alice", "cost": 7}).json()[
-            "hold"
-        ]
+        path = f"{server.url}/v1/limiters/login/hold"
+        hold = httpx.post(path, json={"key": "alice", "cost": 7}).json()["hold"]
+        figures = {"admitted": 14, "refused": 0, "degraded": 0, "degraded_refused": 0}
+        eventually(lambda: totals(server) == figures, "all figures")
         assert held_units(server) == 7
         killed = server.workers
-        for worker in killed:  # one of them took it
+        for worker in killed:  # one of them took the hold
             os.kill(worker, signal.SIGKILL)
         eventually(lambda: len(set(server.workers) - set(killed)) == 2, "other workers")
+        eventually(lambda: tick(server)["workers"] == 2, "their figures")
+        eventually(lambda: totals(server) == figures, "all figures")
+        assert decisions(server) == {"admitted": 14}
         assert held_units(server) == 7
-        assert httpx.post(f"{server.url}/v1/holds/{held}/release", json={}).json()["first"]
+        assert httpx.post(f"{server.url}/v1/holds/{hold}/release", json={}).json()["first"]
         assert held_units(server) == 0
+        assert sum(hit(server) for _ in range(40)) == 50 - 13
+        assert server.log.count("ended with SIGKILL and is replaced") == 2
+        assert server.stop() == 0
 
 
 def held_units(server: Process) -> float:
@@ -298,12 +283,42 @@ def test_workers_stop_when_their_parent_was_killed(tmp_path: Path) -> None:
 # What it refuses
 
 
-def test_a_public_address_needs_tokens(tmp_path: Path) -> None:
-    message = refusal(tmp_path, MEMORY, host="0.0.0.0", port=0)
-    assert message.startswith(
-        "headgate: 0.0.0.0 can be reached from other machines and the policy has no tokens"
-    )
-    assert "[server.tokens.NAME]" in message
+@pytest.mark.parametrize(
+    ("policy", "arguments", "reason"),
+    [
+        (
+            MEMORY,
+            {"host": "0.0.0.0"},
+            "0.0.0.0 can be reached from other machines and the policy has no tokens",
+        ),
+        (MEMORY, {"host": "0.0.0.0"}, "[server.tokens.NAME]"),
+        (MEMORY, {"host": "no such host"}, "not an IP address"),
+        (MEMORY, {"port": 65_536}, "cannot listen on 127.0.0.1:65536: ports go from 0 to 65535"),
+        (SHARED + OWN, {"workers": 2}, "but these count in memory: own;"),
+        *[(MEMORY, {"workers": number}, "workers is a whole number") for number in (0, -1, 1.5, 100_000)],
+        ("nonsense", {}, "headgate.toml:1:9"),
+        (SHARED.replace("sqlite:", "nosuch:"), {"workers": 2}, "no store is known for 'nosuch'"),
+    ],
+)
+def test_invalid_configuration_is_refused(
+    tmp_path: Path, policy: str, arguments: dict[str, object], reason: str
+) -> None:
+    assert reason in refusal(tmp_path, policy, **{"port": 0, **arguments})
+
+
+def test_port_in_use_is_refused(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert refusal(tmp_path, MEMORY, port=port) == (
+            f"cannot listen on 127.0.0.1:{port}: address already in use; choose another port or host"
+        )
+
+
+def test_misconfigured_store_is_refused(tmp_path: Path) -> None:
+    with RedisServer(options=("--requirepass", "s3cret")) as redis:
+        reason = refusal(tmp_path, f'[limiters.login]\nrules = ["5/minute"]\nstore = "{redis.url}"\n')
+    assert "cannot be used" in reason
+    assert "Authentication required" in reason
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
@@ -314,56 +329,6 @@ def test_loopback_address_needs_no_tokens(host: str) -> None:
 def test_any_address_is_allowed_with_tokens() -> None:
     token = f'[server.tokens.gateway]\nsha256 = "{"0" * 64}"\nmay = ["decide"]'
     check_address(parse_policy(MEMORY + token), "0.0.0.0")
-
-
-def test_limiters_in_memory_are_refused_with_workers(tmp_path: Path) -> None:
-    policy = SHARED + '[limiters.own]\nrules = ["5/minute"]\nstore = "memory://"\n'
-    message = refusal(tmp_path, policy, workers=2, port=0)
-    assert "but these count in memory: own;" in message
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5, 100_000])
-def test_number_of_workers_is_checked(number: object) -> None:
-    with pytest.raises(ConfigError, match="workers is a whole number"):
-        check_workers(parse_policy(MEMORY), number, None)  # type: ignore[arg-type]
-
-
-def test_port_in_use_is_one_line(tmp_path: Path) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        message = refusal(tmp_path, MEMORY, port=port)
-    assert message == (
-        f"headgate: cannot listen on 127.0.0.1:{port}: address already in use; choose another port or host"
-    )
-
-
-def test_invalid_port_is_one_line(tmp_path: Path) -> None:
-    message = refusal(tmp_path, MEMORY, port=65_536)
-    assert message == "headgate: cannot listen on 127.0.0.1:65536: ports go from 0 to 65535"
-
-
-def test_invalid_policy_is_one_line(tmp_path: Path) -> None:
-    assert "headgate.toml:1:9" in refusal(tmp_path, "nonsense", port=0)
-
-
-def test_invalid_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not an IP address"):
-        check_address(parse_policy(MEMORY), "no such host")
-
-
-def test_unknown_store_is_one_line(tmp_path: Path) -> None:
-    message = refusal(tmp_path, SHARED.replace("sqlite:", "nosuch:"), workers=2, port=0)
-    assert "no store is known for 'nosuch'" in message
-
-
-# Stores at the start
-
-
-def test_misconfigured_store_is_refused(tmp_path: Path) -> None:
-    with RedisServer(options=("--requirepass", "s3cret")) as redis:
-        said = refusal(tmp_path, f'[limiters.login]\nrules = ["5/minute"]\nstore = "{redis.url}"\n')
-    assert "cannot be used" in said
-    assert "Authentication required" in said
 
 
 def test_server_starts_while_a_store_is_down(tmp_path: Path) -> None:

@@ -201,10 +201,11 @@ def refusal(folder: Path, policy: str, **arguments: Any) -> str:
     """Return the reason why a server does not start; it would start in this process."""
     config = folder / "headgate.toml"
     config.write_text(policy)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(HeadgateError) as error:
+    with pytest.MonkeyPatch.context() as patch:
         for start in ("run", "run_workers"):
             patch.setattr(startup, start, lambda *_: pytest.fail("it has started"))
-        startup.serve(config, **arguments)
+        with pytest.raises(HeadgateError) as error:
+            startup.serve(config, **arguments)
     return str(error.value)
 
 

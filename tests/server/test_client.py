@@ -6,7 +6,6 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -187,22 +186,18 @@ async def test_an_application_in_this_process_needs_no_port(clock: FakeClock) ->
         assert [answer.allowed for answer in answers] == [True] * 5 + [False] * 2
 
 
-# --- Access ------------------------------------------------------------------------------------------------------------
-
-
-# --- Mistakes -----------------------------------------------------------------------------------------------------------
-
-
 # --- Outages ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator[ServerProcess]:
-    config = tmp_path / "headgate.toml"
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server for all tests, which use different keys; each leaves it running."""
+    folder = tmp_path_factory.mktemp("server")
+    config = folder / "headgate.toml"
     config.write_text(
         f"""
         [store]
-        url = "sqlite:///{tmp_path}/limits.db"
+        url = "sqlite:///{folder}/limits.db"
         [limiters.login]
         rules = ["5/hour"]
         [limiters.llm]
@@ -212,6 +207,12 @@ def process(tmp_path: Path) -> Iterator[ServerProcess]:
     )
     with ServerProcess(config) as process:
         yield process
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    name: str = request.node.name
+    return name
 
 
 async def until_back(limiter: AnyLimiter) -> None:
@@ -226,52 +227,54 @@ async def until_back(limiter: AnyLimiter) -> None:
             await asyncio.sleep(0)
 
 
-async def test_what_was_counted_goes_on_after_a_restart(process: ServerProcess, flavour: Flavour) -> None:
+async def test_what_was_counted_goes_on_after_a_restart(
+    process: ServerProcess, flavour: Flavour, key: str
+) -> None:
     limiter = flavour("5/hour", name="login", store=process.url, deadline=LONGEST_WAIT)
     llm = flavour("1000/hour", name="llm", store=limiter.store, deadline=LONGEST_WAIT)  # type: ignore[arg-type]
-    await done(limiter.hit("alice", 3))
-    hold = await done(llm.hold("alice", 800))
+    await done(limiter.hit(key, 3))
+    hold = await done(llm.hold(key, 800))
     process.kill()
-    assert (await done(limiter.hit("alice"))).degraded
+    assert (await done(limiter.hit(key))).degraded
     process.start()
     await until_back(limiter)
-    assert (await done(limiter.hit("alice"))).remaining == 1
+    assert (await done(limiter.hit(key))).remaining == 1
     assert await done(hold.settle(300)) == 300
-    assert (await done(llm.check("alice", 0))).remaining == 700
+    assert (await done(llm.check(key, 0))).remaining == 700
     assert limiter.health.outages == 1
     await close(limiter)
 
 
 async def test_an_idle_connection_that_a_restart_has_closed_costs_nothing(
-    process: ServerProcess, flavour: Flavour
+    process: ServerProcess, flavour: Flavour, key: str
 ) -> None:
     """It is noticed before anything is sent, so nothing has to be sent twice."""
     limiter = flavour(
         "5/hour", name="login", store=process.url, on_store_error="raise", deadline=LONGEST_WAIT
     )
-    await done(limiter.hit("alice"))
+    await done(limiter.hit(key))
     process.stop()
     process.start()
-    assert (await done(limiter.hit("alice"))).remaining == 3
+    assert (await done(limiter.hit(key))).remaining == 3
     await close(limiter)
 
 
 async def test_a_server_killed_during_a_call_fails_it_at_once(
-    process: ServerProcess, flavour: Flavour
+    process: ServerProcess, flavour: Flavour, key: str
 ) -> None:
     """Not when its time is up."""
     limiter = flavour("5/hour", name="login", store=process.url, on_store_error="raise", deadline=600)
-    await done(limiter.hit("alice"))
+    await done(limiter.hit(key))
     process.signal(signal.SIGSTOP)
     killer = threading.Thread(target=process.kill_during_a_call)
     killer.start()
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
-        await done(limiter.hit("alice"))
+        await done(limiter.hit(key))
     killer.join()
     process.start()
     await until_back(limiter)
     # It may have been counted, but not twice.
-    assert (await done(limiter.check("alice", 0))).remaining in (
+    assert (await done(limiter.check(key, 0))).remaining in (
         3,
         4,
     )
@@ -279,19 +282,19 @@ async def test_a_server_killed_during_a_call_fails_it_at_once(
 
 
 async def test_a_server_that_hangs_is_given_up_after_the_deadline(
-    process: ServerProcess, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+    process: ServerProcess, flavour: Flavour, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadlines = Deadlines(monkeypatch)
     store = ServerStore(process.url, deadline=DEADLINE)
     limiter = flavour("5/hour", name="login", store=store, on_store_error="raise")
-    await done(limiter.hit("alice"))
+    await done(limiter.hit(key))
     process.signal(signal.SIGSTOP)
     deadlines.count = True
     with pytest.raises(StoreUnavailable, match="in time"):
-        await done(limiter.hit("alice"))
+        await done(limiter.hit(key))
     for _ in range(1000):  # nobody waits for it any more
         with pytest.raises(StoreUnavailable, match="not asked"):
-            await done(limiter.hit("alice"))
+            await done(limiter.hit(key))
     assert limiter.health.failures == 1
     deadlines.count = False
     process.signal(signal.SIGCONT)
@@ -300,18 +303,18 @@ async def test_a_server_that_hangs_is_given_up_after_the_deadline(
 
 
 async def test_what_the_servers_own_store_could_not_record_is_marked(
-    process: ServerProcess, flavour: Flavour
+    process: ServerProcess, flavour: Flavour, key: str
 ) -> None:
     """The server answers by its policy, `"open"`, and only it knows that nothing was counted."""
     limiter = flavour(
         "5/hour", name="login", store=process.url, on_store_error="raise", deadline=LONGEST_WAIT
     )
-    assert await done(limiter.record("alice")) == UNLIMITED
-    hold = await done(limiter.hold("alice", 2))
+    assert await done(limiter.record(key)) == UNLIMITED
+    hold = await done(limiter.hold(key, 2))
     with no_room_for_files(process.pid):
-        assert await done(limiter.record("alice", 2)) == UNLIMITED.as_degraded()
+        assert await done(limiter.record(key, 2)) == UNLIMITED.as_degraded()
         await done(hold.settle(3))
     assert hold.degraded
     await until_back(limiter)
-    assert (await done(limiter.check("alice", 0))).remaining == 2
+    assert (await done(limiter.check(key, 0))).remaining == 2
     await close(limiter)

@@ -142,13 +142,6 @@ async def test_a_hint_says_how_long_to_wait() -> None:
     assert await never.answer("/v1/limiters/shut/wait-hint", {"key": "a"}) == {"allowed": False, "wait": None}
 
 
-async def test_a_reset_forgets() -> None:
-    server = Server()
-    await server.hit(cost=5)
-    assert await server.answer("/v1/limiters/login/reset", {"key": "alice"}) == {"reset": True}
-    assert (await server.hit(cost=5))["allowed"]
-
-
 async def test_a_hold_is_settled_once_and_gives_back_the_rest() -> None:
     server = Server()
     held = await server.answer("/v1/limiters/llm/hold", {"key": "alice", "cost": 800})
@@ -223,16 +216,6 @@ async def test_limiters_are_listed_without_credentials() -> None:
         "source": "policy:4",
     }
     assert (burst["burst"], burst["quota"], burst["period"]) == (20, "10/second burst 20", 1)
-
-
-async def test_shadow_rules_are_listed_apart_and_refuse_nothing() -> None:
-    server = Server(
-        '[limiters.api]\nrules = ["5/minute", { quota = "1/hour", name = "candidate", shadow = true }]'
-    )
-    limiter = (await server.client.get("/v1/limiters/api")).json()
-    assert [rule["name"] for rule in limiter["rules"]] == ["per-minute"]
-    assert [rule["words"] for rule in limiter["shadow"]] == ["at most 1 in any hour for each key"]
-    assert [(await server.hit("api"))["allowed"] for _ in range(3)] == [True, True, True]
 
 
 # Inspecting a key

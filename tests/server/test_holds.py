@@ -79,17 +79,6 @@ async def test_a_refusal_has_no_id_and_takes_nothing(open_store: OpenStore) -> N
     assert await left_on(store) == [200] * 4
 
 
-async def test_later_calls_return_the_first_outcome(open_store: OpenStore) -> None:
-    store = open_store()
-    one, other = book_on(store), book_on(open_store())
-    hold_id = await take(one, "alice", 800)
-    assert await other.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
-    for book in (one, other, one):
-        for cost in (300, 0, 900):
-            assert await book.finish(hold_id, cost) == SettleResult("llm", 800, 300, first=False)
-    assert await left_on(store) == [700] * 4
-
-
 async def test_hold_of_cost_0_has_no_record(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoredHold, "write", None)  # it would raise
     book = book_on(open_store())

@@ -36,21 +36,14 @@ async def hold(server: Server, **more: Any) -> Any:
     return await server.answer("/v1/limiters/model/hold", {"key": "a", "cost": {"tokens": 800}, **more})
 
 
-async def test_a_cost_by_unit_is_held_and_settled(server: Server) -> None:
+@pytest.mark.parametrize("tokens", [312, 900])
+async def test_a_cost_by_unit_is_held_and_settled(server: Server, tokens: int) -> None:
     held = await hold(server)
     assert await left(server) == [9, 200, 1]
-    ended = await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": {"tokens": 312}})
-    assert (ended["held"], ended["cost"]) == (
-        {"requests": 1, "tokens": 800},
-        {"requests": 1, "tokens": 312},
-    )
-    assert await left(server) == [9, 688, 2]
-
-
-async def test_units_above_a_hold_are_recorded_and_its_place_is_free(server: Server) -> None:
-    held = await hold(server)
-    await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": {"tokens": 900}})
-    assert await left(server) == [9, 100, 2]
+    ended = await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": {"tokens": tokens}})
+    assert ended["held"] == {"requests": 1, "tokens": 800}
+    assert ended["cost"] == {"requests": 1, "tokens": tokens}
+    assert await left(server) == [9, 1000 - tokens, 2]
 
 
 async def test_a_refused_confirmation_leaves_the_hold_open(server: Server) -> None:

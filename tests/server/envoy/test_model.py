@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate_server.envoy.messages import OK, OVER_LIMIT
@@ -49,6 +49,18 @@ class Model:
         return [OVER_LIMIT if place in refusing else OK for place in places]
 
 
+# A refusal charges no descriptor, also if the refused one is only checked.
+@example([([{"a": "x"}], 3), ([{"a": "x"}, {"b": "x"}], 1), ([{"b": "x"}], 5)])
+@example([([{"a": "x"}], 3), ([{"a": "x", "hits": 0}, {"b": "x"}], 1), ([{"b": "x"}], 5)])
+# A check of no units charges nothing, and is refused if there is no room for one.
+@example([([{"a": "x", "hits": 0}], 0), ([{"a": "x"}], 3), ([{"a": "x", "hits": 0}], 0)])
+# Equal descriptors are charged together.
+@example([([{"a": "x"}, {"a": "x"}], 1), ([{"a": "x"}, {"a": "x"}], 1), ([{"a": "x"}], 1)])
+# Two keys of one scope are all or nothing, whichever refuses.
+@example([([{"a": "x"}], 3), ([{"a": "x"}, {"a": "y"}], 1), ([{"a": "y"}, {"a": "x"}], 1), ([{"a": "y"}], 3)])
+@example(
+    [([{"a": "x", "hits": 3}, {"a": "y", "hits": 0}], 0), ([{"a": "x"}, {"a": "y"}], 1), ([{"a": "y"}], 3)]
+)
 @given(st.lists(requests, max_size=12))
 def test_decisions_equal_those_of_the_model(trace: list[tuple[list[dict[str, Any]], int]]) -> None:
     async def run() -> None:

@@ -635,3 +635,6 @@ class ImmediateGate:
     async def reset(self, key: Key | None) -> None:
         """See `Gate.reset`."""
         self.gate.reset(key)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)

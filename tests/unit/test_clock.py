@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -135,13 +135,3 @@ def test_invalid_clock_is_refused_by_the_constructor(make: Callable[..., Any], c
     ) as caught:
         make(clock=clock)
     assert repr(clock) in str(caught.value)
-
-
-@pytest.mark.parametrize("seconds", [None, "5", timedelta(seconds=5), []], ids=repr)
-def test_a_fake_clock_takes_seconds(clock: FakeClock, seconds: Any) -> None:
-    before = clock.now_us()
-    for move in (clock.advance, clock.set, FakeClock):
-        with pytest.raises(ConfigError) as caught:
-            move(seconds)
-        assert str(caught.value) == f"a time is a number of seconds, not {seconds!r}"
-    assert clock.now_us() == before

@@ -33,33 +33,6 @@ Flavour = type[Limiter] | type[AsyncLimiter]
 # --- Hit, check, record, reset ---------------------------------------------------------------------------------------
 
 
-async def test_hit_charges_units_until_none_remain(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour("5/minute", clock=clock)
-    assert [(await done(limiter.hit("ada"))).remaining for _ in range(5)] == [4, 3, 2, 1, 0]
-    refused = await done(limiter.hit("ada"))
-    assert (refused.allowed, refused.remaining, refused.denied_by) == (False, 0, "per-minute")
-    assert (await done(limiter.hit("bob", 5))).allowed
-
-
-async def test_reset_clears_a_key_in_every_rule(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour("5/minute", fixed_window("5/hour"), token_bucket("5/day"), clock=clock)
-    await done(limiter.hit("ada", 5))
-    await done(limiter.hit("bob", 5))
-    await done(limiter.reset("ada"))
-    assert [r.remaining for r in (await done(limiter.check("ada", 0))).results] == [5, 5, 5]
-    assert not await done(limiter.hit("bob"))
-    await done(limiter.reset("nobody"))
-
-
-async def test_reset_of_a_shared_counter_applies_to_all_keys(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour(
-        sliding_window("5/minute", scope="*"), sliding_window("9/minute", name="own"), clock=clock
-    )
-    await done(limiter.hit("ada", 5))
-    await done(limiter.reset("bob"))
-    assert [r.remaining for r in (await done(limiter.check("ada", 0))).results] == [5, 4]
-
-
 async def test_every_operation_accepts_an_explicit_time(flavour: Flavour) -> None:
     limiter = flavour("1/minute")
     assert await done(limiter.hit("ada", now=1000.0))

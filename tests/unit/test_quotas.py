@@ -103,12 +103,6 @@ def test_invalid_result_of_a_quota_function_raises_at_every_call() -> None:
             own.hit("a")
 
 
-@pytest.mark.parametrize("options", [{"quotas": "5/minute"}, {"quotas": len, "quotas_for": -1}])
-def test_invalid_quota_function_or_cache_time_is_refused(options: Any) -> None:
-    with pytest.raises(ConfigError, match="quotas"):
-        limiter(fixed_window("5/minute"), **options)
-
-
 async def test_quota_function_may_be_a_coroutine_function(tmp_path: Any) -> None:
     async def quota(key: Any, tier: str | None) -> dict[str, str]:
         return {"per-minute": "50/minute"}

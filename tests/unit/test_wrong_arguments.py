@@ -116,6 +116,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "start of a clock, not a number": (lambda: FakeClock(math.nan), "a time is a number of seconds, not nan"),
     "start of a clock, endless": (lambda: FakeClock(math.inf), "a time is a number of seconds, not inf"),
+    "start of a clock, text": (lambda: FakeClock("5"), "a time is a number of seconds, not '5'"),
     "time that passes": (lambda: FakeClock().advance(-math.inf), "a time is a number of seconds, not -inf"),
     "microseconds that pass": (lambda: FakeClock().advance_us("1"), "a time is whole microseconds, not '1'"),
     "microseconds to go to": (lambda: FakeClock().set_us(1.5), "a time is whole microseconds, not 1.5"),

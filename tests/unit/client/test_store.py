@@ -111,15 +111,6 @@ async def test_bytes_and_scopes_reach_the_server(
     assert server.asked[0].body["key"] == {"user": {"$base64": "/w=="}}
 
 
-async def test_wait_stops_when_the_server_refuses_permanently(
-    flavour: Flavour, server: ScriptedServer, store: ServerStore
-) -> None:
-    never = Decision.make((RULE,), [Verdict(False, 0, 0, None, None)])
-    server.reply = lambda asked: (200, decision_document(never))
-    with pytest.raises(RateLimited):
-        await done(flavour("5/minute", name="login", store=store).wait("alice"))
-
-
 # --- Invalid calls ------------------------------------------------------------------------------------------------------
 
 
@@ -264,25 +255,6 @@ async def test_a_charging_call_is_sent_once(
         with pytest.raises(StoreUnavailable, match="disconnected"):
             await done(gate.decide(Request(operation, "alice")))
     assert len(server.asked) == 4
-
-
-async def test_recovered_server_that_rejects_the_token_is_not_an_outage(
-    server: ScriptedServer, limiter: AnyLimiter
-) -> None:
-    """Otherwise the policy would hide that the token is no longer valid."""
-    server.reply = lost
-    assert (await done(limiter.hit("alice"))).degraded
-    server.reply = refuse(401)
-
-    async def hit_until_it_raises() -> None:
-        async with asyncio.timeout(30):
-            while True:
-                await done(limiter.hit("alice"))
-                await asyncio.sleep(0)
-
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="401"):
-            await hit_until_it_raises()
 
 
 async def test_response_of_another_server_is_not_an_outage(

@@ -9,13 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate import ConfigError, Decision, StoreUnavailable
+from headgate import ConfigError, Decision
 from headgate.client import ServerStore
 from headgate.client.peer import MOST_BYTES
 from headgate.errors import StoreConflict
 from headgate.rules import sliding_window
 from headgate.stores.base import AsyncGate
-from headgate.stores.remote import batching
 from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
 from tests.unit.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
@@ -71,13 +70,6 @@ async def busy(gate: AsyncGate, server: GatedServer) -> asyncio.Future[Any]:
 
 def calls_of(asked: Asked) -> list[str]:
     return [call["key"] for call in asked.body["calls"]]
-
-
-async def test_single_call_is_sent_immediately_without_a_batch(gate: AsyncGate, server: GatedServer) -> None:
-    server.is_open.set()
-    for _ in range(3):
-        await gate.decide(Request("hit", "alice"))
-    assert server.paths == ["/v1/limiters/login/hit"] * 3
 
 
 async def test_concurrent_calls_are_sent_as_one_batch(gate: AsyncGate, server: GatedServer) -> None:
@@ -181,36 +173,6 @@ async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, se
     assert server.asked[1].body == {"cost": 0}
 
 
-@pytest.mark.parametrize("steps", range(12))
-async def test_cancelled_hold_never_leaks(gate: AsyncGate, server: GatedServer, steps: int) -> None:
-    """The caller has the hold, or it is released, or it was never requested."""
-    server.is_open.set()
-    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    holding.cancel()
-    await asyncio.wait([holding])
-    await gate.decide(Request("hit", "bob"))  # after all earlier calls
-    taken = server.paths.count("/v1/limiters/login/hold")
-    released = server.paths.count("/v1/holds/id-alice/settle")
-    assert taken == released + (not holding.cancelled())
-
-
-async def test_cancelled_hold_on_a_closing_store_does_not_affect_other_calls(server: GatedServer) -> None:
-    store = ServerStore("http://x", transport=server.transport, deadline=30)
-    gate = store.bind_async("login", RULES)
-    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
-    neighbour = hit(gate, "bob")
-    await server.until_asked(1)
-    holding.cancel()
-    closing = asyncio.ensure_future(store.aclose())
-    await asyncio.sleep(0)
-    server.is_open.set()
-    assert await neighbour
-    await closing
-    assert server.paths == ["/v1/batch", "/v1/holds/id-alice/settle"]
-
-
 @pytest.mark.parametrize("operation", ["record", "refund", "reset"])
 async def test_cancelled_record_refund_and_reset_are_still_sent(
     gate: AsyncGate, server: GatedServer, operation: str
@@ -264,46 +226,7 @@ async def test_only_repeatable_calls_of_a_lost_batch_are_repeated(
     assert server.paths == ["/v1/batch", "/v1/holds/id-alice/settle"]
 
 
-async def test_each_caller_gets_a_separate_error(gate: AsyncGate, server: GatedServer) -> None:
-    """A shared error would collect the tracebacks of all callers."""
-
-    def lose(asked: Asked) -> Reply:
-        raise httpx.ReadError("reset by peer")
-
-    server.answer = lose
-    server.is_open.set()
-    outcomes = await asyncio.gather(*(hit(gate, "x") for _ in range(3)), return_exceptions=True)
-    assert len({id(outcome) for outcome in outcomes}) == 3
-
-
-async def test_hanging_server_fails_waiting_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "LATE", 60.0)  # never treat the event loop as late, even on a busy machine
-    server = GatedServer()
-    async with ServerStore("http://x", transport=server.transport) as store:
-        gate = store.bind_async("login", RULES, deadline=0.05)
-        first = await busy(gate, server)
-        waiting = [hit(gate, f"{number}") for number in range(10)]
-        outcomes = await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
-        assert all("in time" in str(outcome) for outcome in outcomes)
-        assert len(server.asked) == 1  # the waiting calls were not sent
-        server.is_open.set()
-        assert await hit(gate, "alice")
-
-
 # --- Event loops --------------------------------------------------------------------------------------------------------
-
-
-def test_a_store_serves_one_event_loop_after_another() -> None:
-    server = ScriptedServer()
-    store = ServerStore("http://x", transport=server.transport)
-    gate = store.bind_async("login", RULES)
-
-    async def two_hits() -> bool:
-        return all(await asyncio.gather(hit(gate, "a"), hit(gate, "b")))
-
-    assert [asyncio.run(two_hits()) for _ in range(3)] == [True] * 3
-    store.close()
 
 
 def test_event_loop_can_end_during_a_call() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, CostTooHigh, RateLimited, fixed_window
+from headgate import AsyncLimiter, ConfigError, RateLimited, fixed_window
 from headgate.hooks import Call, Hook
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
-from tests.unit.clocks import steady
 from tests.unit.flavours import done, entered
 from tests.unit.policy.conftest import Author
 from tests.unit.processes import forking, in_child
@@ -42,9 +41,8 @@ async def admitted(limiter: Any, times: int, key: Any = "ada", **arguments: Any)
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{folder}/limits.db"])
 @pytest.mark.parametrize("kind", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"])
-@pytest.mark.parametrize("is_steady", [False, True], ids=["any clock", "steady clock"])
 async def test_a_changed_limit_applies_at_once_to_existing_counts(
-    follow: Follow, author: Author, clock: FakeClock, tmp_path: Path, store: str, kind: str, is_steady: bool
+    follow: Follow, author: Author, tmp_path: Path, store: str, kind: str
 ) -> None:
     def write(quota: str) -> None:
         author.write(
@@ -53,7 +51,7 @@ async def test_a_changed_limit_applies_at_once_to_existing_counts(
         )
 
     write("5/minute")
-    live = follow(clock=steady(clock) if is_steady else clock)  # memory has a faster path for steady clocks
+    live = follow()
     limiter = live["login"]
     assert await admitted(limiter, 4) == 4
     write("3/minute")
@@ -182,14 +180,6 @@ async def test_an_invalid_store_url_is_an_error_with_its_position_and_without_cr
     assert "s3cret" not in str(caught.value)
 
 
-async def test_errors_contain_no_password(follow: Follow, author: Author) -> None:
-    live = follow(LOGIN)
-    author.write('[limiters.login]\nrules = ["3/minute"]\nstore = "redis://ada:s3cret@host:nowhere/0"')
-    with pytest.raises(PolicyError) as caught:
-        live.reload()
-    assert "s3cret" not in str(caught.value)
-
-
 async def test_a_store_that_could_not_be_opened_is_retried(
     follow: Follow, author: Author, tmp_path: Path
 ) -> None:
@@ -207,23 +197,25 @@ async def test_a_reload_during_a_reload_by_the_same_thread_is_an_error(
     follow: Follow, author: Author
 ) -> None:
     """As in a signal handler: waiting for its own thread would never end."""
-    live = follow(LOGIN)
     errors: list[str] = []
+    opened: list[LivePolicy] = []
 
     class Environment(dict[str, str]):
         def keys(self) -> Any:
-            try:
-                live.reload()
-            except PolicyError as error:
-                errors.append(str(error))
+            for live in opened:
+                try:
+                    live.reload()
+                except PolicyError as error:
+                    errors.append(str(error))
             return super().keys()
 
-    live._environment = Environment(UNRELATED="x")
+    live = follow(LOGIN, environment=Environment(UNRELATED="x"))
+    opened.append(live)
     author.limit("7/minute")
     assert live.reload() is True
     assert errors == [f"{author.path} is being reloaded by this thread already"]
     assert live.last_error is None
-    live._environment = None
+    opened.clear()
     assert live.reload() is False
 
 
@@ -456,21 +448,6 @@ async def test_a_reload_removes_an_override(follow: Follow, author: Author) -> N
     live.reload()
     refusal = await done(live["api"].check(key))
     assert (refusal.allowed, refusal.limit) == (False, 2)
-
-
-async def test_an_invalid_call_raises_the_error_of_any_limiter(follow: Follow) -> None:
-    limiter = follow(TIERS)["api"]
-    for key in (
-        None,
-        "ada",
-        {"user": "ada"},
-        {"user": "ada", "realm": "x", "rum": "y"},
-        {"user": [], "realm": "x"},
-    ):
-        with pytest.raises(ConfigError):
-            await done(limiter.hit(key))
-    with pytest.raises(CostTooHigh):
-        await done(limiter.hit({"user": "ada", "realm": "x"}, 3))
 
 
 # Holds, waiting, guards

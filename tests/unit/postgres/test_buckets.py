@@ -20,6 +20,8 @@ from headgate import (
 from headgate.stores.postgres import BucketTable
 from headgate.stores.postgres.sql import migrations, query
 
+NO_CONNECTION: Any = None
+"""Stands for a connection, which an invalid call never uses."""
 SCOPED = (sliding_window("10/hour", scope="user"), sliding_window("100/hour", scope="realm"))
 
 
@@ -65,7 +67,7 @@ def test_invalid_options_are_refused(rules: Any, options: dict[str, Any], proble
 )
 def test_a_key_of_another_type_is_refused(key_type: Any, key: Any) -> None:
     with pytest.raises(ConfigError, match="a key must be"):
-        next(BucketTable("5/minute", table="t", key_type=key_type)._checking(key, 1, None, None))
+        BucketTable("5/minute", table="t", key_type=key_type).check(NO_CONNECTION, key)
 
 
 @pytest.mark.parametrize(
@@ -74,18 +76,18 @@ def test_a_key_of_another_type_is_refused(key_type: Any, key: Any) -> None:
 def test_a_key_without_the_scopes_is_refused(key: Any) -> None:
     table = BucketTable(*SCOPED, table="t", plain="user")
     with pytest.raises(ConfigError, match="count by 'realm', 'user'"):
-        next(table._checking(key, 1, None, None))
+        table.check(NO_CONNECTION, key)
 
 
 def test_a_cost_by_unit_is_refused() -> None:
     table: Any = BucketTable("5/minute", table="t")
     with pytest.raises(ConfigError, match="a cost is a whole number"):
-        next(table._checking("a", {"requests": 1}, None, None))
+        table.check(NO_CONNECTION, "a", {"requests": 1})
 
 
 def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ConfigError, match="with a time zone"):
-        next(BucketTable("5/minute", table="t")._checking("a", 1, None, datetime(2026, 1, 1)))  # noqa: DTZ001
+        BucketTable("5/minute", table="t").check(NO_CONNECTION, "a", now=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 def test_invalid_cleanup_options_are_refused() -> None:

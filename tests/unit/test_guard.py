@@ -13,43 +13,31 @@ from headgate.testing import FakeClock
 from tests.unit.flavours import done
 
 
-def test_a_guarded_function_is_called_only_if_the_units_are_admitted(clock: FakeClock) -> None:
+async def test_a_guarded_function_is_called_only_if_the_units_are_admitted(
+    flavour: type[Limiter] | type[AsyncLimiter], clock: FakeClock
+) -> None:
     calls = []
+    limiter: Any = flavour("2/minute", clock=clock)
 
-    @Limiter("2/minute", clock=clock).guard("ada")
     def greet(name: str, *, loud: bool = False) -> str:
         """Say hello."""
         calls.append(name)
         return name.upper() if loud else name
 
-    assert greet("bob") == "bob"
-    assert greet("bob", loud=True) == "BOB"
+    async def async_greet(name: str, *, loud: bool = False) -> str:
+        """Say hello."""
+        return greet(name, loud=loud)
+
+    work = async_greet if flavour is AsyncLimiter else greet
+    guarded = limiter.guard("ada")(work)
+    assert await done(guarded("bob")) == "bob"
+    assert await done(guarded("bob", loud=True)) == "BOB"
     with pytest.raises(RateLimited) as caught:
-        greet("cyd")
+        await done(guarded("cyd"))
     assert caught.value.decision.retry_after == 61.0
     assert calls == ["bob", "bob"]
-    assert (greet.__name__, greet.__doc__) == ("greet", "Say hello.")
-    assert not inspect.iscoroutinefunction(greet)
-
-
-async def test_a_guarded_coroutine_function_is_called_only_if_the_units_are_admitted(
-    clock: FakeClock,
-) -> None:
-    calls = []
-
-    @AsyncLimiter("2/minute", clock=clock).guard("ada")
-    async def greet(name: str, *, loud: bool = False) -> str:
-        """Say hello."""
-        calls.append(name)
-        return name.upper() if loud else name
-
-    assert await greet("bob") == "bob"
-    assert await greet("bob", loud=True) == "BOB"
-    with pytest.raises(RateLimited):
-        await greet("cyd")
-    assert calls == ["bob", "bob"]
-    assert (greet.__name__, greet.__doc__) == ("greet", "Say hello.")
-    assert inspect.iscoroutinefunction(greet)
+    assert (guarded.__name__, guarded.__doc__) == (work.__name__, "Say hello.")
+    assert inspect.iscoroutinefunction(guarded) is inspect.iscoroutinefunction(work)
 
 
 def test_key_cost_and_tier_may_be_functions_of_the_arguments(clock: FakeClock) -> None:

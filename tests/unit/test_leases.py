@@ -22,7 +22,6 @@ from headgate import (
     token_bucket,
 )
 from headgate.costs import Costs
-from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.leases._async.gate import AsyncLeasedGate
 from headgate.leases.chunks import DRIFT, HOT_UNITS, MAX_HOT_KEYS, ChunkBook, chunk_size
@@ -30,6 +29,7 @@ from headgate.rules import leased, rules_from
 from headgate.stores.base import Answer, Receipts
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
+from tests.unit.recorder import Recorder
 
 LEASE = "3m"
 LEASE_NS = 180 * 10**9
@@ -179,15 +179,10 @@ def test_cost_above_the_burst_between_leases_is_too_high(url: str) -> None:
 
 
 def test_hooks_are_called_once_for_each_leased_decision(url: str) -> None:
-    seen: list[tuple[str, bool]] = []
-
-    class Seen(Hook):
-        def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-            seen.append((call.operation, decision.leased))
-
-    with Limiter("1000/hour", name="api", store=url, lease=LEASE, hooks=[Seen()]) as leasing:
+    hook = Recorder()
+    with Limiter("1000/hour", name="api", store=url, lease=LEASE, hooks=[hook]) as leasing:
         decisions = hit(leasing, 50)
-    assert seen == [("hit", decision.leased) for decision in decisions]
+    assert [decision for _, decision in hook.arguments("decided")] == decisions
 
 
 def test_leased_rules_keep_their_states() -> None:

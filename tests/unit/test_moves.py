@@ -10,7 +10,6 @@ from headgate import (
     AsyncLimiter,
     ConfigError,
     CostTooHigh,
-    Hook,
     Limiter,
     RateLimited,
     SQLiteStore,
@@ -19,13 +18,13 @@ from headgate import (
     token_bucket,
 )
 from headgate.algorithms import SlidingWindow
-from headgate.decision import Decision, Verdict
+from headgate.decision import Verdict
 from headgate.errors import StoreUnavailable
-from headgate.hooks import Call
 from headgate.stores.base import Answer, Receipts
 from headgate.stores.request import Request
 from headgate.testing import FakeClock, ReferenceStore
 from tests.unit.flavours import AnyLimiter, done
+from tests.unit.recorder import Recorder
 
 Flavour = type[Limiter] | type[AsyncLimiter]
 
@@ -138,34 +137,21 @@ async def test_a_guarded_call_holds_its_place_while_it_runs(flavour: Flavour, st
         await done(guarded(False))
 
 
-class Notes(Hook):
-    """Records its calls."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, Any]] = []
-
-    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        self.heard.append((call.operation, call.cost))
-
-    def settled(self, call: Call, cost: Any) -> None:
-        self.heard.append(("settled", cost))
-
-
 async def test_hooks_receive_moves_and_the_settlement(
     flavour: Flavour, store: SQLiteStore, clock: FakeClock
 ) -> None:
-    hook = Notes()
+    hook = Recorder()
     rules = concurrent(2, lease="1m"), token_bucket("90/minute", unit="tokens")
     limiter = made(flavour, store, *rules, hooks=[hook])
     hold = await done(limiter.hold("a", {"tokens": 50}))
     await done(hold.renew())
     await done(hold.confirm({"tokens": 20}))
-    assert hook.heard == [
+    assert [(call.operation, call.cost) for call, _ in hook.arguments("decided")] == [
         ("hold", {"requests": 1, "tokens": 50}),
         ("move", {"requests": 1, "tokens": 0}),
         ("move", {"requests": 0, "tokens": 20}),
-        ("settled", {"requests": 1, "tokens": 20}),
     ]
+    assert [cost for _, cost in hook.arguments("settled")] == [{"requests": 1, "tokens": 20}]
 
 
 # --- The pure functions -----------------------------------------------------------------------------------------------

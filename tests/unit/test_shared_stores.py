@@ -17,6 +17,7 @@ import pytest
 from headgate import AsyncLimiter, ConfigError, Limiter, open_store
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
 from headgate.stores.redis import RedisStore
+from tests.unit.flavours import close
 
 URL = "redis://ada:secret@127.0.0.1:1/7"
 
@@ -94,23 +95,15 @@ async def test_limiters_of_threads_and_of_tasks_share_a_store(open_limiter: Open
         assert limiter.store is open_limiter().store
 
 
-def test_the_last_limiter_to_close_closes_the_store(open_limiter: Open) -> None:
-    first, second = open_limiter(), open_limiter()
+async def test_the_last_limiter_to_close_closes_the_store(
+    flavour: type[Limiter] | type[AsyncLimiter],
+) -> None:
+    first, second = (flavour("5/minute", name="x", store=URL) for _ in range(2))
     store: Any = first.store
-    first.close()
-    first.close()
+    await close(first)
+    await close(first)
     assert not store.is_closed
-    second.close()
-    assert store.is_closed
-
-
-async def test_the_last_limiter_of_tasks_to_close_closes_the_store() -> None:
-    first, second = (AsyncLimiter("5/minute", name="x", store=URL) for _ in range(2))
-    store: Any = first.store
-    await first.aclose()
-    await first.aclose()
-    assert not store.is_closed
-    await second.aclose()
+    await close(second)
     assert store.is_closed
 
 

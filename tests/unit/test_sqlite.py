@@ -43,6 +43,7 @@ from headgate.stores.base import REENTERED
 from headgate.stores.kv import SQLiteKV, open_kv
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
+from tests.unit.flavours import done
 from tests.unit.processes import (
     all_succeeded,
     fork,
@@ -51,6 +52,8 @@ from tests.unit.processes import (
 )
 
 pytestmark = forking
+
+Flavour = type[Limiter] | type[AsyncLimiter]
 
 
 @pytest.fixture
@@ -234,22 +237,16 @@ def writer(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.mark.usefixtures("writer")
-def test_locked_file_raises_store_unavailable_and_charges_nothing(path: Path, clock: FakeClock) -> None:
+async def test_locked_file_raises_store_unavailable_and_charges_nothing(
+    flavour: Flavour, path: Path, clock: FakeClock
+) -> None:
     with SQLiteStore(path, timeout=0, clock=clock) as store:
-        limiter = Limiter("5/minute", name="x", store=store)
+        limiter = flavour("5/minute", name="x", store=store)
         for call in (limiter.hit, limiter.hold, limiter.record, limiter.reset):
             with pytest.raises(StoreUnavailable, match="database is locked"):
-                call("ada")
-        assert limiter.check("ada").remaining == 4, "looking does not wait for others"
+                await done(call("ada"))
+        assert (await done(limiter.check("ada"))).remaining == 4, "looking does not wait for others"
     assert counted(path) == {}
-
-
-@pytest.mark.usefixtures("writer")
-async def test_locked_file_raises_store_unavailable_in_coroutines(path: Path, clock: FakeClock) -> None:
-    async with SQLiteStore(path, timeout=0, clock=clock) as store:
-        limiter = AsyncLimiter("5/minute", name="x", store=store)
-        with pytest.raises(StoreUnavailable, match="database is locked"):
-            await limiter.hit("ada")
 
 
 def test_locked_new_file_raises_store_unavailable(path: Path) -> None:
@@ -480,28 +477,17 @@ def test_reentrant_call_is_refused_at_once(
 # --- Closing, forks and event loops ----------------------------------------------------------------------------------
 
 
-def test_closed_store_raises_store_unavailable(path: Path) -> None:
+@pytest.mark.parametrize("is_used", [True, False])
+async def test_closed_store_raises_store_unavailable(flavour: Flavour, path: Path, is_used: bool) -> None:
     store = SQLiteStore(path)
-    limiter = Limiter("5/minute", name="x", store=store)
-    limiter.hit("ada")
-    store.close()
-    store.close()
+    limiter = flavour("5/minute", name="x", store=store)
+    if is_used:
+        await done(limiter.hit("ada"))
+    for _ in range(2):
+        await store.aclose() if flavour is AsyncLimiter else store.close()
     for call in (limiter.hit, limiter.check, limiter.record, limiter.hold, limiter.reset):
         with pytest.raises(StoreUnavailable, match="the store was closed"):
-            call("ada")
-
-
-async def test_closed_store_raises_store_unavailable_in_coroutines(path: Path) -> None:
-    store = SQLiteStore(path)
-    limiter = AsyncLimiter("5/minute", name="x", store=store)
-    await limiter.hit("ada")
-    await store.aclose()
-    with pytest.raises(StoreUnavailable, match="the store was closed"):
-        await limiter.hit("ada")
-    unused = SQLiteStore(path)
-    await unused.aclose()
-    with pytest.raises(StoreUnavailable, match="the store was closed"):
-        await AsyncLimiter("5/minute", name="x", store=unused).hit("ada")
+            await done(call("ada"))
 
 
 async def test_async_calls_run_in_one_thread_of_the_store(path: Path, clock: FakeClock) -> None:

@@ -24,7 +24,6 @@ from headgate import (
 from headgate.client import KeyState, ServerLimiter, ServerStore, WaitHint
 from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreMisconfigured
-from headgate.hooks import Hook
 from headgate.outage import local
 from headgate.stores import open_async_store, open_store
 from headgate.stores.base import Gate, Operation
@@ -41,6 +40,7 @@ from tests.unit.client.scripted import (
     usual_reply,
 )
 from tests.unit.flavours import AnyLimiter, done
+from tests.unit.recorder import Recorder
 
 URL = "http://127.0.0.1:8080"
 TOKEN = "s3cret-token"
@@ -412,14 +412,7 @@ async def test_client_follows_on_store_error_of_the_policy_file(
 
 
 async def test_limiter_accepts_a_policy_and_hooks(server: ScriptedServer, store: ServerStore) -> None:
-    class Seen(Hook):
-        def __init__(self) -> None:
-            self.decisions: list[Decision] = []
-
-        def decided(self, call: Any, decision: Decision, seconds: float) -> None:
-            self.decisions.append(decision)
-
-    hook = Seen()
+    hook = Recorder()
     limiters: list[AnyLimiter] = [
         store.limiter("login", on_store_error="open", deadline=0.5, hooks=[hook]),
         await store.async_limiter("login", on_store_error="open", deadline=0.5, hooks=[hook]),
@@ -427,7 +420,7 @@ async def test_limiter_accepts_a_policy_and_hooks(server: ScriptedServer, store:
     server.reply = lost
     for limiter in limiters:
         assert await done(limiter.hit("alice"))
-    assert len(hook.decisions) == 2
+    assert len(hook.arguments("decided")) == 2
 
 
 async def test_unknown_limiter_is_a_config_error(server: ScriptedServer, store: ServerStore) -> None:

@@ -31,34 +31,7 @@ from headgate.stores import Gate
 from headgate.stores.counters import MemoryGate
 from headgate.testing import FakeClock
 from tests.unit.processes import SECONDS_TO_LIVE, forking, in_child
-
-Event = tuple[Any, ...]
-
-
-class Recorder(Hook):
-    """Stores all events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.seconds: list[float] = []
-
-    def attached(self, limiter: Any) -> None:
-        self.events.append(("attached", limiter.name))
-
-    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        self.events.append(("decided", call, decision))
-        self.seconds.append(seconds)
-
-    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
-        self.events.append(("completed", call, degraded))
-        self.seconds.append(seconds)
-
-    def settled(self, call: Call, cost: int | None) -> None:
-        self.events.append(("settled", call, cost))
-
-    def failed(self, call: Call, error: Exception, seconds: float) -> None:
-        self.events.append(("failed", call, type(error)))
-        self.seconds.append(seconds)
+from tests.unit.recorder import Recorder
 
 
 class Broken(Hook):
@@ -88,7 +61,7 @@ def test_hook_receives_all_events_in_order() -> None:
     limiter.record("a", 3)
     limiter.reset("a")
     assert recorder.events == [
-        ("attached", "login"),
+        ("attached", limiter, limiter.store),
         ("decided", Call("login", "hit", "a", 1, None), admitted),
         ("decided", Call("login", "check", "a", 2, None), checked),
         ("decided", Call("login", "hold", "a", 1, "pro"), hold.decision),

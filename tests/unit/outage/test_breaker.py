@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from headgate import StoreConflict, StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate import StoreConflict, StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.outage.breaker import (
     FIRST_PAUSE,
     GRACE,
@@ -129,24 +129,25 @@ def fail_tight_deadline(breaker: Breaker) -> Probe | None:
     return breaker.failed(breaker.ticket, StoreTimeout("late"), is_tight=True)
 
 
-def test_overload_is_counted_and_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(100):
-        assert breaker.failed(breaker.ticket, StoreOverloaded("queue full")) is None
-    assert breaker.is_closed
-    assert (breaker.outages, breaker.failures, breaker.overloads) == (0, 0, 100)
-    assert [record.getMessage() for record in caplog.records] == [
-        "overload: this process could not send a call in time; it is logged only once: queue full"
-    ]
-
-
-def test_a_conflict_is_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "overloads", "line"),
+    [
+        (
+            StoreOverloaded("queue full"),
+            3,
+            "overload: this process could not send a call in time; it is logged only once: queue full",
+        ),
+        (StoreConflict("a list"), 0, "a list; such calls are answered by policy, which is logged only once"),
+    ],
+)
+def test_error_without_an_outage_is_logged_once(
+    breaker: Breaker, caplog: pytest.LogCaptureFixture, error: StoreError, overloads: int, line: str
+) -> None:
     for _ in range(3):
-        breaker.failed(breaker.ticket, StoreConflict("a list"))
+        assert breaker.failed(breaker.ticket, error) is None
     assert breaker.is_closed
-    assert breaker.failures == 0
-    assert [record.getMessage() for record in caplog.records] == [
-        "a list; such calls are answered by policy, which is logged only once"
-    ]
+    assert (breaker.outages, breaker.failures, breaker.overloads) == (0, 0, overloads)
+    assert [record.getMessage() for record in caplog.records] == [line]
 
 
 def test_each_change_is_logged_once(breaker: Breaker, time: Time, caplog: pytest.LogCaptureFixture) -> None:

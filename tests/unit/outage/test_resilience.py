@@ -16,7 +16,6 @@ from headgate import (
     AsyncLimiter,
     ConfigError,
     Decision,
-    Hook,
     Limiter,
     MemoryStore,
     RateLimited,
@@ -32,7 +31,6 @@ from headgate import (
     sliding_window,
 )
 from headgate._concurrency import call_later, call_later_async
-from headgate.hooks import Call
 from headgate.keys import Key
 from headgate.outage import AsyncCircuit, Circuit
 from headgate.outage.breaker import breaker_of
@@ -41,6 +39,7 @@ from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.outage.later import Later
+from tests.unit.recorder import Recorder
 
 
 class Flaky:
@@ -263,17 +262,13 @@ def test_renew_of_an_uncounted_hold_changes_nothing(store: Flaky) -> None:
 
 
 def test_hook_sees_a_degraded_record(store: Flaky) -> None:
-    heard: list[tuple[str, bool]] = []
-
-    class Listener(Hook):
-        def completed(self, call: Call, seconds: float, degraded: bool) -> None:
-            heard.append((call.operation, degraded))
-
-    limiter = limiter_on(store, hooks=[Listener()])
+    hook = Recorder()
+    limiter = limiter_on(store, hooks=[hook])
     limiter.record("alice")
     store.fail()
     limiter.record("alice")
-    assert heard == [("record", False), ("record", True)]
+    completed = [(call.operation, degraded) for call, degraded in hook.arguments("completed")]
+    assert completed == [("record", False), ("record", True)]
 
 
 def test_hold_is_degraded_if_its_extra_cost_was_not_counted(store: Flaky) -> None:

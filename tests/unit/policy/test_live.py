@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from headgate import AsyncLimiter, ConfigError, RateLimited, fixed_window
-from headgate.hooks import Call, Hook
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.flavours import done, entered
 from tests.unit.policy.conftest import Author
 from tests.unit.processes import forking, in_child
+from tests.unit.recorder import Recorder
 
 Follow = Callable[..., Any]
 
@@ -562,45 +562,32 @@ async def test_a_guard_uses_the_newest_policy(follow: Follow, author: Author) ->
 # Hooks and the log
 
 
-class Listener(Hook):
-    """A hook that records its calls."""
-
-    def __init__(self) -> None:
-        self.limiters: list[Any] = []
-        self.calls: list[tuple[Call, bool]] = []
-        self.ended: list[int | None] = []
-
-    def attached(self, limiter: Any) -> None:
-        self.limiters.append((limiter, limiter.store))
-
-    def decided(self, call: Call, decision: Any, seconds: float) -> None:
-        self.calls.append((call, decision.allowed))
-
-    def settled(self, call: Call, cost: int | None) -> None:
-        self.ended.append(cost)
-
-
 async def test_hooks_are_called_for_limiters_and_decisions_of_every_version(
     follow: Follow, author: Author, tmp_path: Path
 ) -> None:
-    hook = Listener()
+    hook = Recorder()
     live = follow(LOGIN, hooks=[hook])
     limiter = live["login"]
-    assert hook.limiters == [(limiter, limiter.store)]
+    assert hook.arguments("attached") == [(limiter, limiter.store)]
     await done(limiter.hit("ada"))
     author.limit("1/minute")
     live.reload()
     await done(limiter.hit("ada"))
-    assert len(hook.limiters) == 1
-    assert [(call.limiter, call.operation, allowed) for call, allowed in hook.calls] == [
+    assert len(hook.arguments("attached")) == 1
+    decided = [
+        (call.limiter, call.operation, decision.allowed) for call, decision in hook.arguments("decided")
+    ]
+    assert decided == [
         ("login", "hit", True),
         ("login", "hit", False),
     ]
     async with entered(limiter.hold("bob")):
         author.limit("1/minute", f"sqlite:///{tmp_path}/limits.db")
         live.reload()
-    assert hook.ended == [1]
-    assert hook.limiters[1:] == [(limiter, limiter.store)], "attached again, because its store changed"
+    assert [cost for _, cost in hook.arguments("settled")] == [1]
+    assert hook.arguments("attached")[1:] == [(limiter, limiter.store)], (
+        "attached again, because its store changed"
+    )
 
 
 async def test_the_log_describes_the_changes(

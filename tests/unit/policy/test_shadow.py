@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headgate import ConfigError, CostTooHigh
-from headgate.hooks import Call, Hook
 from headgate.policy import AsyncLivePolicy, ShadowCount
 from headgate.testing import FakeClock
 from tests.unit.flavours import done, entered
 from tests.unit.policy.conftest import Author
+from tests.unit.recorder import Recorder
 
 Follow = Callable[..., Any]
 
@@ -34,28 +34,6 @@ rules = [
   { quota = "2/minute", name = "candidate", scope = "realm", shadow = true },
 ]
 """
-
-
-class Listener(Hook):
-    """A hook that records its calls."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-
-    def attached(self, limiter: Any) -> None:
-        self.events.append(("attached",))
-
-    def decided(self, call: Call, decision: Any, seconds: float) -> None:
-        self.events.append(("decided", call.limiter, decision.rule, decision.allowed))
-
-    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
-        self.events.append(("completed", call.operation))
-
-    def settled(self, call: Call, cost: int | None) -> None:
-        self.events.append(("settled",))
-
-    def failed(self, call: Call, error: Exception, seconds: float) -> None:
-        self.events.append(("failed", call.limiter, type(error)))
 
 
 async def hits(limiter: Any, times: int, key: Any = "ada", **arguments: Any) -> list[bool]:
@@ -178,23 +156,23 @@ async def test_a_cost_above_the_capacity_of_a_shadow_rule_is_refused_there(follo
 
 
 async def test_only_shadow_hooks_receive_decisions_of_shadow_rules(follow: Follow) -> None:
-    live_hook, shadow_hook = Listener(), Listener()
+    live_hook, shadow_hook = Recorder(), Recorder()
     limiter = follow(API, hooks=[live_hook], shadow_hooks=[shadow_hook])["api"]
     await hits(limiter, 3)
     async with entered(limiter.hold("bob", 1)):
         pass
     await done(limiter.record("bob"))
     await done(limiter.hit("cyd", 3))
-    decided = [event for event in shadow_hook.events if event[0] == "decided"]
-    assert decided == [
-        ("decided", "api", rule, allowed)
+    decided = shadow_hook.arguments("decided")
+    assert {call.limiter for call, _ in decided} == {"api"}
+    assert [(decision.rule, decision.allowed) for _, decision in decided] == [
+        (rule, allowed)
         for allowed_tight in (True, True, False, True)
         for rule, allowed in (("tight", allowed_tight), ("loose", True))
-    ] + [("decided", "api", "loose", True)]
-    assert [event for event in shadow_hook.events if event[0] != "decided"] == [
-        ("failed", "api", CostTooHigh)
-    ]
-    assert {event[2] for event in live_hook.events if event[0] == "decided"} == {"per-minute"}
+    ] + [("loose", True)]
+    [(name, call, error)] = [event for event in shadow_hook.events if event[0] != "decided"]
+    assert (name, call.limiter, error) == ("failed", "api", CostTooHigh)
+    assert {decision.rule for _, decision in live_hook.arguments("decided")} == {"per-minute"}
 
 
 async def test_a_limiter_with_only_shadow_rules(follow: Follow) -> None:

@@ -40,6 +40,7 @@ def test_a_refusal_by_the_pooler_is_a_misconfiguration(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        # Settings of the URL
         'invalid sslmode value: "on"',
         'invalid "ssl_min_protocol_version" value: "1.2"',
         'definition of service "limits" not found',
@@ -49,15 +50,7 @@ def test_a_refusal_by_the_pooler_is_a_misconfiguration(text: str) -> None:
         REFUSED.format("invalid command-line argument for server process: -z"),
         REFUSED.format('parameter "port" cannot be changed without restarting the server'),
         'authentication method requirement "scram-sha-256" failed: server did not complete authentication',
-    ],
-)
-def test_a_refused_url_setting_is_a_misconfiguration(text: str) -> None:
-    assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        # TLS
         'root certificate file "/etc/limits/root.crt" does not exist',
         'server certificate for "localhost" does not match host name "127.0.0.1"',
         'private key file "/etc/limits/key.pem" has group or world access',
@@ -65,9 +58,11 @@ def test_a_refused_url_setting_is_a_misconfiguration(text: str) -> None:
         "SSL error: tlsv1 alert no application protocol",
         "direct SSL connection was established without ALPN protocol negotiation extension",
         REFUSED.format("connection requires a valid client certificate"),
+        # The console of the pooler
+        "extended query protocol not supported by admin console",
     ],
 )
-def test_tls_negotiation_errors_are_misconfigurations(text: str) -> None:
+def test_errors_that_waiting_does_not_end_are_misconfigurations(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
 
 
@@ -81,11 +76,6 @@ def test_tls_negotiation_errors_are_misconfigurations(text: str) -> None:
 )
 def test_names_in_an_error_do_not_change_its_type(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreUnavailable
-
-
-def test_connecting_to_the_pooler_console_is_a_misconfiguration() -> None:
-    error = OperationalError("extended query protocol not supported by admin console")
-    assert type(ENDPOINT.error(error)) is StoreMisconfigured
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,11 @@ CORE = (
     *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
-ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("extras", "platforms", "races", "refunds"))
-"""Exceptions: on plain Python the kit is enough for these subjects, and they add no coverage."""
+ONLY_COMPILED = tuple(
+    f"unit/test_{name}.py"
+    for name in ("build", "extras", "fork", "platforms", "races", "refunds", "shared_stores")
+)
+"""Exceptions: on plain Python the kit is enough for these subjects, and they add hardly any coverage."""
 OLDEST_POSTGRES = (
     *(
         f"integration/postgres/test_{name}.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headgate import MemoryStore
-from headgate.testing import AsyncStoreContract
 from tests.conformance.variants import TaskVariant
 
 
@@ -14,7 +13,7 @@ class TestAsyncMemoryAtGivenTimes(TaskVariant):
         return MemoryStore()
 
 
-class TestAsyncMemoryByItsOwnClock(AsyncStoreContract):
+class TestAsyncMemoryByItsOwnClock(TaskVariant):
     own_time = True
     effort = 0.4
 

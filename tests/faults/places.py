@@ -205,7 +205,7 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
         usual, other = (policy_text(store, subjects(load), others=others) for others in (False, True))
         config.write_text(usual)
         with (
-            ServerProcess(config, is_logged=False) as server,
+            ServerProcess(config) as server,
             FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
         ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]

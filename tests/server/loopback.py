@@ -1,18 +1,17 @@
-"""Servers on a loopback port: one in a thread, and one in a separate process that can be killed."""
+"""Servers on a loopback port: one in a thread, and one in separate processes that can be killed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGTERM
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +23,7 @@ from headgate.policy import AsyncLivePolicy, Policy
 from headgate.policy.model import LimiterPolicy, ServerPolicy
 from headgate.testing.servers import find_free_port
 from headgate_server import make_app
+from tests.integration.waiting import until
 
 LONGEST_WAIT = 30.0
 """Seconds after which something hangs."""
@@ -44,13 +44,6 @@ def no_room_for_files(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has given up
             resource.prlimit(pid, resource.RLIMIT_FSIZE, usual)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return as soon as something is true; fail if that takes absurdly long."""
-    give_up = time.monotonic() + LONGEST_WAIT
-    while not condition():
-        assert time.monotonic() < give_up, "it never came to be"
 
 
 def limiter_policy(name: str, rules: tuple[Rule, ...], **options: Any) -> LimiterPolicy:
@@ -118,36 +111,53 @@ class ThreadedServer:
 
 
 class ServerProcess:
-    """Serves a policy file in a separate process, always on the same port.
+    """Serves a policy file in separate processes, always on the same port.
+
+    Args:
+        config: The file, in whose folder it runs.
+        log: The file with its log; `None` for no log.
+        arguments: Arguments of `serve`.
 
     Attributes:
         url: Its address.
     """
 
-    def __init__(
-        self, config: Path, environment: Mapping[str, str] | None = None, *, is_logged: bool = True
-    ) -> None:
+    def __init__(self, config: Path, log: Path | None = None, **arguments: object) -> None:
         self._port = find_free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._config = config
-        self._environment = {**os.environ, **(environment or {})}
+        self._log = log
+        self._arguments = {"port": self._port, **arguments}
         self._process: subprocess.Popen[str] | None = None
-        self._log = None if is_logged else subprocess.DEVNULL
+        self._environment = {**os.environ, "TMPDIR": str(self.temporary)}
 
     def start(self) -> ServerProcess:
         """Start it, and return once it answers."""
-        code = f"from headgate_server import serve; serve({str(self._config)!r}, port={self._port})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
+        self.temporary.mkdir(exist_ok=True)
+        code = f"from headgate_server import serve; serve({str(self._config)!r}, **{self._arguments!r})"
+        with (self._log or Path(os.devnull)).open("a") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", code],
+                cwd=self._config.parent,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         assert self._process.stdout is not None
         greeting = self._process.stdout.readline()
-        assert "listening" in greeting, greeting
+        assert "listening" in greeting, f"{greeting}{self.log}"
         return self
+
+    @property
+    def temporary(self) -> Path:
+        """Its folder for temporary files."""
+        return self._config.parent / "tmp"
+
+    @property
+    def log(self) -> str:
+        """Its log so far."""
+        return self._log.read_text() if self._log is not None else ""
 
     @property
     def pid(self) -> int:
@@ -155,15 +165,21 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
-    def signal(self, number: signal.Signals) -> None:
+    @property
+    def workers(self) -> list[int]:
+        """Numbers of the processes that it has started."""
+        stats = [_stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
+        return [int(stat[0]) for stat in stats if stat and int(stat[2]) == self.pid and stat[1] != "Z"]
+
+    def signal(self, number: int) -> None:
         """Send it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill it."""
-        self.signal(signal.SIGKILL)
-        self._reap()
+        self.signal(SIGKILL)
+        self.wait()
 
     def kill_during_a_call(self) -> None:
         """Wait until a stopped server has a request that it has not read, and kill it then."""
@@ -179,21 +195,43 @@ class ServerProcess:
             for local, _, state, queues in arrived
         )
 
-    def stop(self) -> None:
-        """End it properly, if it runs."""
-        if self._process is not None and self._process.poll() is None:
-            self.signal(signal.SIGCONT)
-            self.signal(signal.SIGTERM)
-            self._reap()
+    def stop(self, number: int = SIGTERM) -> tuple[int, str]:
+        """Ask it to stop, also if it is suspended; return its exit code and the rest of its output."""
+        self.signal(SIGCONT)
+        self.signal(number)
+        return self.wait()
 
-    def _reap(self) -> None:
+    def wait(self) -> tuple[int, str]:
+        """Wait for its end; return its exit code and the rest of its output."""
         assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.wait(LONGEST_WAIT)
-        self._process.stdout.close()
+        output, _ = self._process.communicate(timeout=LONGEST_WAIT)
+        return self._process.returncode, output
 
     def __enter__(self) -> ServerProcess:
         return self.start()
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+
+
+def serving(folder: Path, policy: str, **arguments: object) -> ServerProcess:
+    """Return a server with a policy, to be used as a context manager."""
+    config = folder / "headgate.toml"
+    config.write_text(policy)
+    return ServerProcess(config, folder / "log.txt", **arguments)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    stat = _stat(pid)
+    return bool(stat) and stat[1] != "Z"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return number, state and parent of a process; nothing if it is gone."""
+    try:
+        about = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [str(pid), *about.rpartition(")")[2].split()[:2]]

@@ -1,16 +1,10 @@
-"""A server in this process without a network, and one in separate processes."""
+"""A server in this process without a network."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,80 +117,6 @@ def problem(response: httpx.Response, status: int) -> str:
     return detail
 
 
-SERVE = """
-import sys
-from headgate.errors import HeadgateError
-from headgate_server import serve
-try:
-    sys.exit(serve(sys.argv[1], **eval(sys.argv[2])))
-except HeadgateError as error:
-    sys.exit(f"headgate: {error}")
-"""
-"""The command `headgate serve`."""
-
-
-class Process:
-    """A server in separate processes.
-
-    Attributes:
-        process: The parent process.
-        url: Its address.
-    """
-
-    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
-        self.process = process
-        self.url = url
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        """Its log."""
-        return self._log.read_text()
-
-    @property
-    def workers(self) -> list[int]:
-        """The processes that it has started."""
-        stats = [_stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
-        return [
-            int(stat[0]) for stat in stats if stat and int(stat[2]) == self.process.pid and stat[1] != "Z"
-        ]
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask it to stop, and return its exit code."""
-        self.process.send_signal(number)
-        return self.process.wait(READ_SECONDS)
-
-
-@contextmanager
-def serving(folder: Path, policy: str, **arguments: object) -> Iterator[Process]:
-    """Run a server on a free port for the length of a block."""
-    config, log = folder / "headgate.toml", folder / "log.txt"
-    config.write_text(policy)
-    command = [sys.executable, "-W", "error", "-c", SERVE, str(config), repr({"port": 0, **arguments})]
-    temporary = folder / "tmp"
-    temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder, env=environment
-        )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, f"{line}{log.read_text()}"
-        yield Process(process, found.group(), log)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(READ_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        process.stdout.close()
-
-
 def refusal(folder: Path, policy: str, **arguments: Any) -> str:
     """Return the reason why a server does not start; it would start in this process."""
     config = folder / "headgate.toml"
@@ -207,26 +127,3 @@ def refusal(folder: Path, policy: str, **arguments: Any) -> str:
         with pytest.raises(HeadgateError) as error:
             startup.serve(config, **arguments)
     return str(error.value)
-
-
-def eventually(happens: Callable[[], bool], what: str) -> None:
-    """Wait until something is so; fail if it is not after a long time."""
-    deadline = time.monotonic() + READ_SECONDS
-    while not happens():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    stat = _stat(pid)
-    return bool(stat) and stat[1] != "Z"
-
-
-def _stat(pid: int) -> list[str]:
-    """Return number, state and parent of a process; nothing if it is gone."""
-    try:
-        about = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [str(pid), *about.rpartition(")")[2].split()[:2]]

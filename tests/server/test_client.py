@@ -205,7 +205,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         """,
         encoding="utf-8",
     )
-    with ServerProcess(config) as process:
+    with ServerProcess(config, folder / "log.txt") as process:
         yield process
 
 

@@ -22,7 +22,9 @@ from headgate_server import supervisor
 from headgate_server.hosting import listen
 from headgate_server.startup import check_address
 from headgate_server.supervisor import WORKER, WorkersFailed, run_workers
-from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
+from tests.integration.waiting import until
+from tests.server.loopback import ServerProcess, is_alive, serving
+from tests.server.support import READ_SECONDS, refusal
 
 MEMORY = '[limiters.login]\nrules = ["5/minute"]\n'
 SHARED = """
@@ -34,18 +36,18 @@ rules = ["50/hour"]
 OWN = '[limiters.own]\nrules = ["5/minute"]\nstore = "memory://"\n'
 
 
-def hit(server: Process, key: str = "alice") -> bool:
+def hit(server: ServerProcess, key: str = "alice") -> bool:
     response = httpx.post(f"{server.url}/v1/limiters/login/hit", json={"key": key}, timeout=READ_SECONDS)
     assert response.status_code == 200, response.text
     return bool(response.json()["allowed"])
 
 
-def limit(server: Process) -> int:
+def limit(server: ServerProcess) -> int:
     response = httpx.get(f"{server.url}/v1/limiters/login", timeout=READ_SECONDS)
     return int(response.json()["rules"][0]["limit"])
 
 
-def connect(server: Process) -> socket.socket:
+def connect(server: ServerProcess) -> socket.socket:
     address = urlsplit(server.url)
     return socket.create_connection((address.hostname, address.port), timeout=READ_SECONDS)
 
@@ -80,9 +82,7 @@ def test_server_answers_and_stops_with_exit_code_0(tmp_path: Path, number: int) 
     with serving(tmp_path, MEMORY) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert [hit(server) for _ in range(6)] == [True] * 5 + [False]
-        assert server.stop(number) == 0
-        assert server.process.stdout is not None
-        assert server.process.stdout.read() == "headgate: stopped\n"
+        assert server.stop(number) == (0, "headgate: stopped\n")
         assert server.log == ""
 
 
@@ -97,14 +97,14 @@ def test_stop_finishes_requests_and_ends_streams(tmp_path: Path) -> None:
             under_way.sendall(request(body[:5], length=len(body)))
             # The server has begun with it: of two requests on two connections, the later one is answered.
             assert hit(server)
-            server.process.send_signal(signal.SIGTERM)
+            server.signal(signal.SIGTERM)
             assert everything(stream).endswith(b"0\r\n\r\n")
             assert everything(idle) == b""
             under_way.sendall(body[5:])
             finished = everything(under_way)
         assert b"200 OK" in finished
         assert b'"remaining":2' in finished
-        assert server.process.wait(READ_SECONDS) == 0
+        assert server.wait()[0] == 0
         assert server.log == ""
 
 
@@ -112,14 +112,14 @@ def test_policy_is_reloaded_on_sighup_and_on_file_changes(tmp_path: Path) -> Non
     with serving(tmp_path, MEMORY) as server:
         config = tmp_path / "headgate.toml"
         config.write_text(MEMORY.replace("5/minute", "7/minute"))
-        server.process.send_signal(signal.SIGHUP)
-        eventually(lambda: limit(server) == 7, "a reload by signal")
+        server.signal(signal.SIGHUP)
+        until(lambda: limit(server) == 7)
         config.write_text("nonsense")
-        eventually(lambda: "the policy stays as it was" in server.log, "a complaint")
+        until(lambda: "the policy stays as it was" in server.log)
         assert limit(server) == 7
         config.write_text(MEMORY.replace("5/minute", "9/minute"))
-        eventually(lambda: limit(server) == 9, "a reload by itself")
-        assert server.stop() == 0
+        until(lambda: limit(server) == 9)
+        assert server.stop()[0] == 0
 
 
 # Several processes
@@ -131,20 +131,17 @@ def test_workers_share_the_port_and_the_counts(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             admitted = sum(pool.map(lambda _: hit(server), range(80)))
         assert admitted == 50
-        eventually(
-            lambda: totals(server) == {"admitted": 50, "refused": 30, "degraded": 0, "degraded_refused": 0},
-            "all figures",
-        )
+        until(lambda: totals(server) == {"admitted": 50, "refused": 30, "degraded": 0, "degraded_refused": 0})
         assert tick(server)["workers"] == 2
         assert decisions(server) == {"admitted": 50, "refused": 30}
         pids = server.workers
-        assert server.stop() == 0
+        assert server.stop()[0] == 0
         assert not [pid for pid in pids if is_alive(pid)]
-        assert list((tmp_path / "tmp").iterdir()) == []
+        assert list(server.temporary.iterdir()) == []
         assert server.log == ""
 
 
-def tick(server: Process) -> dict[str, object]:
+def tick(server: ServerProcess) -> dict[str, object]:
     """Return the newest tick."""
     with httpx.stream("GET", f"{server.url}/v1/events", timeout=READ_SECONDS) as response:
         for line in response.iter_lines():
@@ -153,11 +150,11 @@ def tick(server: Process) -> dict[str, object]:
     raise AssertionError("no tick")
 
 
-def totals(server: Process) -> object:
+def totals(server: ServerProcess) -> object:
     return tick(server)["totals"]["login"]  # type: ignore[index]
 
 
-def decisions(server: Process) -> dict[str, int]:
+def decisions(server: ServerProcess) -> dict[str, int]:
     """Return admissions and refusals as the metrics tell them."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text):
@@ -174,24 +171,24 @@ def test_killed_workers_are_replaced_and_their_counts_and_holds_stay(tmp_path: P
         path = f"{server.url}/v1/limiters/login/hold"
         hold = httpx.post(path, json={"key": "alice", "cost": 7}).json()["hold"]
         figures = {"admitted": 14, "refused": 0, "degraded": 0, "degraded_refused": 0}
-        eventually(lambda: totals(server) == figures, "all figures")
+        until(lambda: totals(server) == figures)
         assert held_units(server) == 7
         killed = server.workers
         for worker in killed:  # one of them took the hold
             os.kill(worker, signal.SIGKILL)
-        eventually(lambda: len(set(server.workers) - set(killed)) == 2, "other workers")
-        eventually(lambda: tick(server)["workers"] == 2, "their figures")
-        eventually(lambda: totals(server) == figures, "all figures")
+        until(lambda: len(set(server.workers) - set(killed)) == 2)
+        until(lambda: tick(server)["workers"] == 2)
+        until(lambda: totals(server) == figures)
         assert decisions(server) == {"admitted": 14}
         assert held_units(server) == 7
         assert httpx.post(f"{server.url}/v1/holds/{hold}/release", json={}).json()["first"]
         assert held_units(server) == 0
         assert sum(hit(server) for _ in range(40)) == 50 - 13
         assert server.log.count("ended with SIGKILL and is replaced") == 2
-        assert server.stop() == 0
+        assert server.stop()[0] == 0
 
 
-def held_units(server: Process) -> float:
+def held_units(server: ServerProcess) -> float:
     families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
     return sum(
         sample.value
@@ -204,16 +201,13 @@ def held_units(server: Process) -> float:
 def test_a_reload_reaches_every_worker(tmp_path: Path) -> None:
     with serving(tmp_path, SHARED, workers=2) as server:
         (tmp_path / "headgate.toml").write_text(SHARED.replace("50/hour", "60/hour"))
-        server.process.send_signal(signal.SIGHUP)
-        eventually(lambda: server.log.count("is in force") == 2, "two reloads")
+        server.signal(signal.SIGHUP)
+        until(lambda: server.log.count("is in force") == 2)
         assert {limit(server) for _ in range(8)} == {60}
         (tmp_path / "headgate.toml").write_text("allow_removal = true\n" + MEMORY)
-        server.process.send_signal(signal.SIGHUP)
-        eventually(
-            lambda: server.log.count("separately in each worker: login; give them a shared store") == 2,
-            "two warnings",
-        )
-        assert server.stop() == 0
+        server.signal(signal.SIGHUP)
+        until(lambda: server.log.count("separately in each worker: login; give them a shared store") == 2)
+        assert server.stop()[0] == 0
 
 
 SERVE = "headgate_server.startup:serve_worker"
@@ -274,10 +268,9 @@ def test_worker_whose_parent_was_killed_logs_one_line(tmp_path: Path) -> None:
 def test_workers_stop_when_their_parent_was_killed(tmp_path: Path) -> None:
     with serving(tmp_path, SHARED, workers=2) as server:
         orphans = server.workers
-        server.process.kill()
-        server.process.wait()
-        eventually(lambda: not any(is_alive(pid) for pid in orphans), "the end of the workers")
-        assert list((tmp_path / "tmp").iterdir()) == []
+        server.kill()
+        until(lambda: not any(is_alive(pid) for pid in orphans))
+        assert list(server.temporary.iterdir()) == []
 
 
 # What it refuses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 from headgate import sliding_window
 from headgate.usage import RuleUsage
@@ -305,10 +305,13 @@ def endpoints(
         Route("GET", "/", "nothing", _page, wants_request=True),
         Route("GET", "/static/{file}", "nothing", _file, wants_request=True),
     ]
-    described = json_reply(document(table))
+
+    @cache  # created when somebody asks for it, because that takes four times as long as the rest of the application
+    def described() -> Reply:
+        return json_reply(document(table))
 
     async def openapi() -> Reply:
-        return described
+        return described()
 
     return [*table, Route("GET", "/openapi.json", "nothing", openapi)]
 

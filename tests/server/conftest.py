@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from headgate import MemoryStore
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
+from headgate.testing import FakeClock
 from tests.server.hold_places import (
     NotingStore,
     OpenStore,
@@ -19,7 +21,7 @@ from tests.server.hold_places import (
 )
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis", "valkey", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each of the stores."""
     kind: str = request.param
@@ -29,6 +31,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         return file_place(tmp_path)
     url: str = request.getfixturevalue(f"headgate_{kind}_url")
     return network_place(PostgresStore if kind == "postgres" else RedisStore, url)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A store for what is the same on every store: the conformance kit tests notes and refunds of each."""
+    return MemoryStore(clock=FakeClock())
 
 
 @pytest.fixture

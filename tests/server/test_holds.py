@@ -70,8 +70,7 @@ async def test_a_hold_is_settled_at_its_true_cost(open_store: OpenStore, cost: i
     assert await left_on(store) == [left] * 4
 
 
-async def test_a_refusal_has_no_id_and_takes_nothing(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_a_refusal_has_no_id_and_takes_nothing(store: MemoryStore) -> None:
     book = book_on(store)
     await book.take("llm", "alice", 800)
     decision, hold_id, expires_after = await book.take("llm", "alice", 300)
@@ -79,9 +78,9 @@ async def test_a_refusal_has_no_id_and_takes_nothing(open_store: OpenStore) -> N
     assert await left_on(store) == [200] * 4
 
 
-async def test_hold_of_cost_0_has_no_record(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hold_of_cost_0_has_no_record(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoredHold, "write", None)  # it would raise
-    book = book_on(open_store())
+    book = book_on(store)
     decision, hold_id, expires_after = await book.take("llm", "alice", 0)
     assert decision.allowed
     assert (hold_id, expires_after) == (None, None)
@@ -101,8 +100,8 @@ async def test_open_holds_are_limited_per_caller(
     assert (await book.take("llm", "alice", caller="shop"))[1] is not None
 
 
-async def test_limiter_without_rules_supports_holds(open_store: OpenStore) -> None:
-    book = HoldBook({"free": AsyncLimiter(name="free", store=open_store())})
+async def test_limiter_without_rules_supports_holds(store: MemoryStore) -> None:
+    book = HoldBook({"free": AsyncLimiter(name="free", store=store)})
     decision, hold_id, expires_after = await book.take("free", "alice", 7)
     assert (decision.allowed, expires_after) == (True, 0)
     assert hold_id is not None
@@ -126,8 +125,7 @@ async def test_scopes_and_tiers_survive_in_the_record(open_store: OpenStore) -> 
     assert [result.remaining for result in decision.results] == [500, 1500, 2500]
 
 
-async def test_invalid_cost_changes_nothing(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_invalid_cost_changes_nothing(store: MemoryStore) -> None:
     book = book_on(store)
     bad: list[Any] = [-1, 1.5, "1", None, True, 2**53]
     for cost in bad:
@@ -165,8 +163,7 @@ async def test_one_of_racing_workers_settles_and_all_get_its_outcome(open_store:
 # --- Invalid and expired ids ------------------------------------------------------------------------------
 
 
-async def test_invalid_ids_are_unknown(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_invalid_ids_are_unknown(store: MemoryStore) -> None:
     book = book_on(store)
     hold_id = await take(book, "alice", 800)
     await book.finish(hold_id, 300)
@@ -195,13 +192,12 @@ async def test_invalid_ids_are_unknown(open_store: OpenStore) -> None:
     assert await left_on(store) == [700] * 4
 
 
-async def test_an_unknown_limiter_is_named(open_store: OpenStore) -> None:
+async def test_an_unknown_limiter_is_named(store: MemoryStore) -> None:
     with pytest.raises(UnknownLimiter, match="'nobody'"):
-        await book_on(open_store()).take("nobody", "alice", 1)
+        await book_on(store).take("nobody", "alice", 1)
 
 
-async def test_foreign_record_is_a_conflict(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_foreign_record_is_a_conflict(store: MemoryStore) -> None:
     book = book_on(store)
     for text in ("", "{}", "[]", "7", "null", '{"limiter": "llm"}', "not JSON"):
         hold_id = new_id("llm")
@@ -220,8 +216,7 @@ async def test_foreign_record_is_a_conflict(open_store: OpenStore) -> None:
 # --- A policy that has changed in between -----------------------------------------------------------------------------
 
 
-async def test_only_remaining_rules_get_units_back(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_only_remaining_rules_get_units_back(store: MemoryStore) -> None:
     hold_id = await take(book_on(store), "alice", 800)
     await limiter_on(store, OTHER_RULES[0]).hit("alice", 500)
     assert await book_on(store, *OTHER_RULES).finish(hold_id, 300) == SettleResult(
@@ -231,32 +226,28 @@ async def test_only_remaining_rules_get_units_back(open_store: OpenStore) -> Non
     assert await left_on(store) == [700, 700, 200, 200]
 
 
-async def test_a_changed_limit_keeps_its_counts_and_gets_units_back(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_a_changed_limit_keeps_its_counts_and_gets_units_back(store: MemoryStore) -> None:
     hold_id = await take(book_on(store, "1000/hour"), "alice", 800)
     await book_on(store, "5000/hour").finish(hold_id, 300)
     assert await left_on(store, "alice", "5000/hour") == [4700]
 
 
-async def test_excess_counts_only_in_the_rules_of_the_hold(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_excess_counts_only_in_the_rules_of_the_hold(store: MemoryStore) -> None:
     hold_id = await take(book_on(store), "alice", 800)
     assert (await book_on(store, *OTHER_RULES).finish(hold_id, 900)).first
     assert await left_on(store, "alice", *OTHER_RULES) == [1000, 100, 100]
 
 
 async def test_excess_that_cannot_be_recorded_is_logged(
-    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = open_store()
     user, realm = sliding_window("1000/hour", scope="user"), sliding_window("1000/hour", scope="realm")
     hold_id = await take(book_on(store, user, realm), {"user": "ann", "realm": "north"}, 800)
     assert await book_on(store, user).finish(hold_id, 900) == SettleResult("llm", 800, 900, first=True)
     assert "units above a hold of 800 could not be recorded" in caplog.text
 
 
-async def test_hold_of_a_removed_limiter_is_settled_without_units(open_store: OpenStore) -> None:
-    store = open_store()
+async def test_hold_of_a_removed_limiter_is_settled_without_units(store: MemoryStore) -> None:
     hold_id = await take(book_on(store), "alice", 800)
     later = HoldBook({"other": limiter_on(store, "5/minute", name="other")})
     assert await later.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
@@ -264,8 +255,8 @@ async def test_hold_of_a_removed_limiter_is_settled_without_units(open_store: Op
     assert await left_on(store) == [200] * 4
 
 
-async def test_moved_limiter_gives_nothing_back_in_its_new_store(open_store: OpenStore) -> None:
-    store, elsewhere = open_store(), MemoryStore()
+async def test_moved_limiter_gives_nothing_back_in_its_new_store(store: MemoryStore) -> None:
+    elsewhere = MemoryStore()
     hold_id = await take(book_on(store), "alice", 800)
     moved = limiter_on(elsewhere)
     await moved.hit("alice", 600)

@@ -54,9 +54,8 @@ async def test_one_of_racing_confirms_moves_the_units_and_all_return_it(open_sto
         assert (await books[1].finish(hold_id, 0)).first is False
 
 
-async def test_racing_confirms_are_all_refused(open_store: OpenStore) -> None:
-    store = open_store()
-    books = [book_on(store), book_on(open_store())]
+async def test_racing_confirms_are_all_refused(store: MemoryStore) -> None:
+    books = [book_on(store), book_on(store)]
     hold_id = await take(books[0])
     await take(books[0], 200)
     before = await left_on(store)
@@ -144,10 +143,10 @@ async def claim_and_die(store: NotingStore, hold_id: str, clock: FakeClock) -> N
 
 
 async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hold_record, "PAUSES", ())
-    store, clock = open_store(), FakeClock()
+    clock = FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
     await claim_and_die(store, hold_id, clock)
@@ -163,8 +162,8 @@ async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
     assert await left_on(store) == [8, 200, 2]
 
 
-async def test_hold_gives_nothing_back_after_a_lost_confirmation(open_store: OpenStore) -> None:
-    store, clock = open_store(), FakeClock()
+async def test_hold_gives_nothing_back_after_a_lost_confirmation(store: MemoryStore) -> None:
+    clock = FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
     await claim_and_die(store, hold_id, clock)
@@ -173,10 +172,10 @@ async def test_hold_gives_nothing_back_after_a_lost_confirmation(open_store: Ope
     assert await left_on(store) == [9, 600, 2]
 
 
-async def test_slow_confirmation_is_still_admitted(open_store: OpenStore) -> None:
+async def test_slow_confirmation_is_still_admitted(store: MemoryStore) -> None:
     """Its units count, and so do those of the call that overtook it: too few are admitted rather than too many."""
-    store, clock = open_store(), FakeClock()
-    book, other = book_on(store, clock), book_on(open_store(), clock)
+    clock = FakeClock()
+    book, other = book_on(store, clock), book_on(store, clock)
     hold_id = await take(book, 400)
     asked = HeldUnits.hold
     overtaken: list[bool] = []

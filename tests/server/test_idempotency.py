@@ -113,10 +113,10 @@ async def test_workers_that_share_a_store_make_the_call_once(open_store: OpenSto
 
 
 async def test_a_call_whose_outcome_is_unknown_is_not_made_again(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "PAUSES", ())
-    store, calls = open_store(), IdempotentCalls(problem_from)
+    calls = IdempotentCalls(problem_from)
     work = Work(StoreUnavailable("gone"))
     with pytest.raises(ApiProblem) as first:
         await made(calls, store, work)
@@ -134,11 +134,11 @@ async def test_idempotency_key_expires() -> None:
 
 
 async def test_idempotency_keys_are_limited_per_caller(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "MAX_KEYS", 2)
     now = [0.0]
-    store, calls, work = open_store(), IdempotentCalls(problem_from, lambda: now[0]), Work()
+    calls, work = IdempotentCalls(problem_from, lambda: now[0]), Work()
     for key in (b"1", b"1", b"2"):  # to repeat a call takes no key more
         now[0] += 1
         await made(calls, store, work, "shop", key)

@@ -20,7 +20,26 @@ from headgate.policy import LivePolicy, parse_policy
 from headgate.testing import FakeClock
 from headgate_server.replay import LogCounts, LogSource, ReplayedLimiter, Selection, read_requests
 from headgate_server.replay.recording import DecisionRecorder
-from tests.server.replay.traces import POLICIES, steps
+
+POLICIES = (
+    'rules = ["5/second"]',
+    'rules = ["3/second", "10/minute burst 4"]',
+    'rules = [{ quota = "4/second", kind = "sliding_log" }, { quota = "20/minute", kind = "fixed_window" }]',
+    'rules = [{ quota = "3/second", tiers = { pro = "6/second" } }, { quota = "2/second", name = "s", shadow = true }]',
+    'rules = [{ quota = "3/second", name = "r" }]\n[[limiters.api.overrides]]\nkey = "b"\nrules = { r = "1/second" }',
+    'rules = [{ quota = "2/second", scope = "*" }]',
+    'rules = ["0/minute"]',
+)
+
+steps = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 3), st.integers(0, 400_000), st.integers(0, 90_000_000)),
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(0, 5),
+        st.sampled_from([None, None, "pro", "other"]),
+    ),
+    max_size=60,
+)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

@@ -7,14 +7,28 @@ from typing import Any
 
 import pytest
 
-from headgate_server.replay import LogCounts, LoggedRequest, Simulation, make_report, report_text, run
-from headgate_server.replay.errors import ReplayError
+from headgate.policy import LimiterPolicy, parse_policy
+from headgate_server.replay import (
+    LogCounts,
+    LoggedRequest,
+    ReplayedLimiter,
+    ReplayError,
+    Simulation,
+    make_report,
+    needs_key,
+    report_text,
+    run,
+    scopes_of,
+)
 from headgate_server.replay.page import report_page
-from tests.server.replay.traces import policy
 
 SECOND = 1_000_000
 START = 1_714_564_800 * SECOND
 HOSTILE = "<script>alert(1)</script>\x1b[2J'\"&"
+
+
+def policy(text: str) -> LimiterPolicy:
+    return parse_policy(f"[limiters.api]\n{text}\n").limiters["api"]
 
 
 def logged(
@@ -89,6 +103,47 @@ def test_concurrent_rules_are_skipped() -> None:
     assert any(note.startswith("Skipped rules: p, s.") for note in report["notes"])
     with pytest.raises(ReplayError, match="not replayed"):
         replayed(logged([0]), f"rules = [{places} }}]")
+
+
+def test_shadow_rules_refuse_nothing_and_are_counted() -> None:
+    rules = 'rules = ["9/second", { quota = "2/second", name = "s", shadow = true }]'
+    result = replayed(logged([0] * 5), rules)["result"]
+    assert result["refused"] == 0
+    assert [(rule["asked"], rule["refused"]) for rule in result["shadow"]] == [(5, 3)]
+
+
+def test_memory_holds_only_live_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten keys per second, each live for a second and a bucket; expired keys are dropped.
+    monkeypatch.setattr("headgate_server.replay.simulation.MAX_KEYS", 100)
+    limiter = ReplayedLimiter(policy('rules = ["5/second"]'))
+    for number in range(20_000):
+        limiter.decide(logged([number / 10], f"key-{number}")[0])
+    assert limiter.overflowed == 0
+
+
+def test_requests_that_find_memory_full_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate_server.replay.simulation.MAX_KEYS", 100)
+    requests = [logged([0], f"key-{number}")[0] for number in range(150)]
+    notes = replayed(requests, 'rules = ["5/second"]')["notes"]
+    assert any(note.startswith("Memory was full for") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "scopes", "keyed"),
+    [
+        ('rules = ["5/second"]', (), True),
+        ('rules = [{ quota = "5/second", scope = "*" }]', (), False),
+        (
+            """rules = [{ quota = "5/second", scope = "user" }, { quota = "5/second", scope = "*" },
+            { quota = "1/s", scope = "ip", shadow = true }]""",
+            ("user", "ip"),
+            True,
+        ),
+    ],
+)
+def test_scopes_of_a_limiter(text: str, scopes: tuple[str, ...], keyed: bool) -> None:
+    assert scopes_of(policy(text)) == scopes
+    assert needs_key(policy(text)) is keyed
 
 
 def test_a_cost_above_the_capacity_is_never_admitted() -> None:

@@ -77,11 +77,7 @@ async def test_unread_rest_of_a_body_is_dropped(
     """Every byte of it ends uvicorn's own timer for idle connections."""
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     head = b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-    async with (
-        http_server_of(Server()) as port,
-        asyncio.timeout(READ_SECONDS),
-        connected(port, head) as (reader, writer),
-    ):
+    async with conversation(head) as (reader, writer):
         assert b" 415 " in await reader.readuntil(b"}")
         writer.write(b"x")
         assert await reader.read() == b""
@@ -90,7 +86,7 @@ async def test_unread_rest_of_a_body_is_dropped(
 async def test_complete_request_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with http_server_of(Server()) as port, connected(port, events) as (reader, _):
+    async with conversation(events) as (reader, _):
         seen = b""
         # Which takes longer than the time between two looks for stalled heads.
         while seen.count(b"event: tick") < 2:
@@ -98,7 +94,7 @@ async def test_complete_request_is_not_dropped(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_each_head_of_a_connection_is_bounded() -> None:
-    async with http_server_of(Server()) as port, connected(port) as (reader, writer):
+    async with conversation() as (reader, writer):
         filler = b"X-Filler: " + b"x" * 20_000
         for _ in range(3):
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler)
@@ -120,6 +116,19 @@ async def connected(
         yield reader, writer
     finally:
         writer.close()
+
+
+@asynccontextmanager
+async def conversation(
+    sent: bytes = b"",
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a new server for the length of a block."""
+    async with (
+        http_server_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port, sent) as streams,
+    ):
+        yield streams
 
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -331,6 +340,11 @@ async def test_request_needs_one_host_field(fields: bytes, status: bytes) -> Non
 CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+def statuses(answers: bytes) -> list[int]:
+    """Return the status of each answer."""
+    return [int(each[:3]) for each in answers.split(b"HTTP/1.1 ")[1:]]
+
+
 async def answers_of(port: int, *sent: bytes) -> bytes:
     """Send pieces on one connection, and return all that is answered until it is closed."""
     async with asyncio.timeout(READ_SECONDS), connected(port) as (reader, writer):
@@ -355,13 +369,13 @@ def slow_health(server: Server, monkeypatch: pytest.MonkeyPatch) -> asyncio.Even
 @pytest.mark.parametrize(
     ("behind", "status"),
     [
-        (b"no request\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nX-Filler: %b\r\n\r\n" % (b"x" * HEAD_BYTES), b"431"),
-        (b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + b"no chunk\r\n", b"400"),
+        (b"no request\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX-Filler: %b\r\n\r\n" % (b"x" * HEAD_BYTES), 431),
+        (b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + b"no chunk\r\n", 400),
     ],
 )
 async def test_invalid_request_is_answered_in_order(
-    behind: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+    behind: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
     let_go = slow_health(server, monkeypatch)
@@ -376,14 +390,14 @@ async def test_invalid_request_is_answered_in_order(
         answers = asyncio.ensure_future(answers_of(port, HEALTH + behind))
         await refused.wait()
         let_go.set()
-        assert [each[:3] for each in (await answers).split(b"HTTP/1.1 ")[1:]] == [b"200", status]
+        assert statuses(await answers) == [200, status]
 
 
 async def test_invalid_body_ends_only_its_request() -> None:
     async with http_server_of(Server()) as port:
         head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
         answers = await answers_of(port, head + b"1\r\n{\r\n", b"no chunk\r\n")
-        assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"400"]
+        assert statuses(answers) == [400]
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
@@ -415,11 +429,7 @@ async def test_large_body_in_one_piece_is_refused() -> None:
 
 
 async def test_started_response_is_not_corrupted() -> None:
-    async with (
-        http_server_of(Server()) as port,
-        asyncio.timeout(READ_SECONDS),
-        connected(port) as (reader, writer),
-    ):
+    async with conversation() as (reader, writer):
         writer.write(b"GET /v1/events HTTP/1.1\r\n" + CHUNKED)
         await reader.readuntil(b"event: history")
         writer.write(b"no chunk\r\n")
@@ -434,7 +444,7 @@ async def test_trailers_are_not_header_fields() -> None:
         answers = await answers_of(
             port, hit % b"X-Forwarded-For: 192.0.2.1", hit % b"Host: example", b"x\r\n\r\n"
         )
-        assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
+        assert statuses(answers) == [200, 200, 400]
 
 
 @pytest.mark.parametrize("piece", [b"X: y\r\n" * 1000, b"x" * 6000])
@@ -474,7 +484,7 @@ async def test_input_after_the_last_request_is_ignored(version: bytes) -> None:
     first = request_with_body(b'{"key":"a"}').replace(b"1.1", version)
     async with http_server_of(server) as port:
         answers = await answers_of(port, first + request_with_body(b'{"key":"a"}') + b"no request\r\n\r\n")
-        assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"200"]
+        assert statuses(answers) == [200]
         answers = await answers_of(port, first)
         assert json.loads(answers.split(b"\r\n\r\n")[1])["remaining"] == 3
 
@@ -505,7 +515,7 @@ async def test_upgrade_request_keeps_its_body() -> None:
     async with http_server_of(Server()) as port:
         for sent in ([hit + last], [hit[:-5], hit[-5:] + last]):
             answers = await answers_of(port, *sent)
-            assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200"]
+            assert statuses(answers) == [200, 200]
         assert b" 400 " in await answers_of(port, b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
 
@@ -523,11 +533,7 @@ async def test_upgrade_request_keeps_its_version() -> None:
 
 async def test_client_that_still_sends_can_read_the_response() -> None:
     """A connection that is closed under what arrives is reset, and the answer lost with it."""
-    async with (
-        http_server_of(Server()) as port,
-        asyncio.timeout(READ_SECONDS),
-        connected(port) as (reader, writer),
-    ):
+    async with conversation() as (reader, writer):
         body = b"x" * 16_000_000
         writer.write(request_with_body(body)[: -len(body)])
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 413 ")

@@ -256,7 +256,7 @@ def _clean_up_petitions(options: argparse.Namespace) -> None:
 
 
 def _load_test(options: argparse.Namespace) -> int:
-    load_test: Callable[..., int] = _service("tiers").load_test
+    load_test: Callable[..., int] = _service("tiers.load_test").load_test
     if options.redis_url is not None:
         return load_test(options.redis_url, seconds=options.seconds, clients=options.clients)
     servers = optional("headgate.testing.servers", "the load test", "headgate[embedded]")
@@ -270,4 +270,6 @@ def _load_test(options: argparse.Namespace) -> int:
 
 
 def _service(name: str) -> ModuleType:
-    return optional(f"headgate_services.{name}", f"the {name} service", f"headgate-services[{name}]")
+    """Import a service, or a module of it."""
+    service, _, _ = name.partition(".")
+    return optional(f"headgate_services.{name}", f"the {service} service", f"headgate-services[{service}]")

@@ -8,7 +8,6 @@ from headgate_services.tiers.bucket import Outcome
 from headgate_services.tiers.commands import create_key, inspect_caller, list_keys, reset_caller, revoke_key
 from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.limits import DEFAULT_RATE_LIMITS, TierLimit
-from headgate_services.tiers.load_test import load_test
 from headgate_services.tiers.log import _redact_redis_credentials
 from headgate_services.tiers.middleware import (
     RateLimitExceeded,
@@ -32,7 +31,6 @@ __all__ = [
     "create_key",
     "inspect_caller",
     "list_keys",
-    "load_test",
     "main",
     "reset_caller",
     "revoke_key",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headgate_services.mail.providers import HttpProvider, OutgoingAttachment, ProviderError
+from headgate_services.mail.providers import OutgoingAttachment, ProviderError
 from headgate_services.mail.providers.base import MailOptions
-from headgate_services.mail.providers.http_apis import APIS, Account, sign_request
+from headgate_services.mail.providers.http_apis import APIS, Account, HttpProvider, sign_request
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.mail_apis import ACCEPTED, KEY, RATE_LIMITS, UNAUTHORIZED, MailApis, mail_apis, read_mime
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from headgate_services.mail.providers import OutgoingAttachment, ProviderError, SmtpProvider
+from headgate_services.mail.providers import OutgoingAttachment, ProviderError
+from headgate_services.mail.providers.smtp import SmtpProvider
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import CERTIFICATE, MailServer, mail_server, silent_server
 

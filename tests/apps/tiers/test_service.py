@@ -10,8 +10,8 @@ import pytest
 
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer
-from headgate_services.tiers import TiersSettings, create_app, load_test
-from headgate_services.tiers.load_test import Run, _load_checks
+from headgate_services.tiers import TiersSettings, create_app
+from headgate_services.tiers.load_test import Run, _load_checks, load_test
 from tests.apps.conftest import Command
 from tests.apps.processes import client_of
 
@@ -71,24 +71,6 @@ def test_a_wrong_setting_stops_start_up_by_name(command: Command, variable: str,
     assert (code, output.startswith(f"{variable}: "), "hunter2" in output) == (2, True, False)
 
 
-def test_a_redis_that_refuses_stops_start_up_and_one_that_is_down_does_not(
-    command: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("logging.basicConfig", lambda **options: None)
-
-    def start(password: str) -> tuple[int, str]:
-        url = f"redis://:{password}@127.0.0.1:{redis.port}"
-        return command("run", "tiers", SAJU_ENABLE_RATE_LIMITING="true", SAJU_REDIS_URL=url)
-
-    with RedisServer(options=("--requirepass", "s3cret")) as redis:
-        assert start("s3cret")[0] == 0
-        code, output = start("hunter2")
-        assert (code, "hunter2" in output) == (2, False)
-        assert output.splitlines()[-1].startswith("SAJU_REDIS_URL: ")
-    assert start("hunter2")[0] == 0
-    assert "Redis cannot be reached" in caplog.text
-
-
 @pytest.mark.parametrize(("proxies", "statuses"), [("", [200, 429]), ("127.0.0.0/8", [200, 200])])
 async def test_forwarded_addresses_are_believed_only_from_named_proxies(
     tmp_path: Path, proxies: str, statuses: list[int]
@@ -118,7 +100,7 @@ def test_the_test_files_of_the_document_are_under_their_names(path: str) -> None
 def test_s30_the_load_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes and one Redis: capacity 1 and 100 requests at once admit exactly one, in both modes."""
     with RedisServer(options=("--requirepass", "s3cret")) as server:
-        code = load_test(f"redis://:s3cret@127.0.0.1:{server.port}/0", seconds=1, clients=8)
+        code = load_test(f"redis://:s3cret@127.0.0.1:{server.port}/0", seconds=0.3, clients=8)
     said = capsys.readouterr().out
     assert code == 0, said
     assert said.count("pass  capacity 1, 100 at once: exactly one is admitted: {200: 1, 429: 99}") == 2

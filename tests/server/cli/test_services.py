@@ -27,7 +27,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         create_key=lambda user, tier: tell("create", user, tier),
         list_keys=lambda: tell("list"),
         revoke_key=lambda key: tell("revoke", key),
-        load_test=lambda url, seconds, clients: tell("load", url, seconds, clients) or 3,
+    )
+    load_test = SimpleNamespace(
+        load_test=lambda url, seconds, clients: tell("load", url, seconds, clients) or 3
     )
     telegram = SimpleNamespace(
         set_webhook=lambda url: f"webhook is {url}",
@@ -42,6 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         module = module or SimpleNamespace()
         module.main = lambda host, port, workers=1, name=name: tell(name, host, port, workers) or 5
         monkeypatch.setitem(sys.modules, f"headgate_services.{name}", module)
+    monkeypatch.setitem(sys.modules, "headgate_services.tiers.load_test", load_test)
     demo = create_autospec(headgate_services.demo)
     demo.run_demo.side_effect = lambda **options: tell("demo", options) or 4
     monkeypatch.setitem(sys.modules, "headgate_services.demo", demo)

@@ -1,4 +1,7 @@
-"""E-mail providers, by their name in `EMAIL_PROVIDER`."""
+"""E-mail providers, by their name in `EMAIL_PROVIDER`.
+
+Only the module of the configured provider is imported, because the clients take a moment to import.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,13 @@ from headgate_services.common.settings import SettingsError
 from headgate_services.mail.config import Settings
 from headgate_services.mail.providers.base import EmailProvider, OutgoingAttachment, ProviderError
 from headgate_services.mail.providers.demo import DemoProvider
-from headgate_services.mail.providers.http_apis import APIS, Account, HttpProvider
-from headgate_services.mail.providers.smtp import SmtpProvider
 from headgate_services.mail.storage.database import MailDatabase
 
 __all__ = [
     "DemoProvider",
     "EmailProvider",
-    "HttpProvider",
     "OutgoingAttachment",
     "ProviderError",
-    "SmtpProvider",
     "build_provider",
 ]
 
@@ -36,10 +35,12 @@ def build_provider(settings: Settings, database: MailDatabase, clock: Clock) -> 
         return None
     if settings.email_provider == "demo":
         return DemoProvider(database, clock)
-    if settings.email_provider in APIS:
-        return HttpProvider(
-            settings.email_provider, _account(settings), settings.email_api_base, settings.email_api_timeout
-        )
+    return _smtp(settings) if settings.email_provider == "smtp" else _http_api(settings)
+
+
+def _smtp(settings: Settings) -> EmailProvider:
+    from headgate_services.mail.providers.smtp import SmtpProvider
+
     return SmtpProvider(
         host=settings.smtp_host,
         port=settings.smtp_port,
@@ -51,23 +52,23 @@ def build_provider(settings: Settings, database: MailDatabase, clock: Clock) -> 
     )
 
 
-def _account(settings: Settings) -> Account:
-    if settings.email_provider == "ses":
-        return Account(
-            settings.aws_secret_access_key.get_secret_value(),
-            settings.aws_access_key_id,
-            settings.aws_session_token.get_secret_value(),
-            region=settings.aws_region,
-        )
+def _http_api(settings: Settings) -> EmailProvider:
+    from headgate_services.mail.providers.http_apis import Account, HttpProvider
+
     keys = {
         "mailgun": settings.mailgun_api_key,
         "sendgrid": settings.sendgrid_api_key,
         "resend": settings.resend_api_key,
+        "ses": settings.aws_secret_access_key,
     }
-    return Account(
+    account = Account(
         keys[settings.email_provider].get_secret_value(),
+        key_id=settings.aws_access_key_id,
+        session_token=settings.aws_session_token.get_secret_value(),
         domain=settings.mailgun_domain or settings.email_domain,
+        region=settings.aws_region,
     )
+    return HttpProvider(settings.email_provider, account, settings.email_api_base, settings.email_api_timeout)
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext:

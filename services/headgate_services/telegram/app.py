@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from headgate import AsyncLimiter, ConfigError, Hook, StoreUnavailable
+from headgate import AsyncLimiter, ConfigError, Hook, StoreMisconfigured, StoreUnavailable
 from headgate.clock import Clock, SteadyClock
 from headgate.outage import breaker_of
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
@@ -178,6 +178,8 @@ async def _check_kv(settings: TelegramSettings) -> None:
     async with aclosing(_open_kv(settings)) as kv:
         try:
             await user_limiter(settings, kv).ping()
+        except StoreMisconfigured as error:
+            raise ConfigError(f"RATE_LIMIT_KV: {error}") from error
         except StoreUnavailable as error:
             _logger.warning(
                 "RATE_LIMIT_KV cannot be reached; messages are not limited until it is back: %s", error

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.testing.servers import RedisServer
 from headgate_services.common.settings import SettingsError
 from headgate_services.mail import Settings, create_app
 from tests.apps.conftest import Command
@@ -135,15 +134,3 @@ def test_n17_no_client_of_a_server_is_even_loaded(tmp_path: Path) -> None:
         check=True,
     )
     assert ran.stdout == "[]\n"
-
-
-def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
-    command: Command, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("logging.basicConfig", lambda **options: None)
-    with RedisServer(options=("--requirepass", "s3cret")) as redis:
-        variables = {"RATE_LIMIT_STORE": f"redis://:hunter2@127.0.0.1:{redis.port}", PER_MINUTE: "5"}
-        code, output = command("run", "mail", **variables)
-    assert (code, output.startswith("RATE_LIMIT_STORE: "), "hunter2" in output) == (2, True, False)
-    assert command("run", "mail", **variables)[0] == 0
-    assert "Rate limit store unavailable" in caplog.text

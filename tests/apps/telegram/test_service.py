@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from headgate.testing.servers import RedisServer
 from headgate_server.cli import main
-from tests.apps.conftest import Command
 from tests.apps.processes import service_process
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
-from tests.apps.telegram.conftest import SECRET, Service
+from tests.apps.telegram.conftest import SECRET, Start
 from tests.apps.telegram.updates import text_update, topic_update
 
-Start = Callable[..., Awaitable[Service]]
 REFUSAL = "You've reached the message limit. Please try again later."
 
 
@@ -115,21 +111,3 @@ class TestCommands:
         bot.fail("setWebhook", 400, "Bad Request: bad webhook: Failed to resolve host")
         assert main(["telegram", "set-webhook", "https://bot.example.org"]) == 1
         assert "Failed to resolve host" in capsys.readouterr().err
-
-
-def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
-    command: Command, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("logging.basicConfig", lambda **options: None)
-
-    def start(password: str) -> tuple[int, str]:
-        url = f"redis://:{password}@127.0.0.1:{redis.port}"
-        secrets = {"TELEGRAM_BOT_TOKEN": "1:x", "TELEGRAM_WEBHOOK_SECRET": "s"}
-        return command("run", "telegram", RATE_LIMIT_KV=url, SEEN_UPDATES_KV="memory://", **secrets)
-
-    with RedisServer(options=("--requirepass", "s3cret")) as redis:
-        code, output = start("hunter2")
-        assert (code, "hunter2" in output) == (2, False)
-        assert start("s3cret")[0] == 0
-    assert start("s3cret")[0] == 0
-    assert "RATE_LIMIT_KV cannot be reached; messages are not limited until it is back" in caplog.text

@@ -16,7 +16,7 @@ from headgate_services.petitions.application.services import RateLimitService, r
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
 from headgate_services.petitions.domain.models import RateLimitBucket
-from headgate_services.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
+from headgate_services.petitions.infrastructure.adapters.persistence import PostgresRateLimitStore
 from headgate_services.petitions.infrastructure.stubs import RateLimiterStub
 from tests.apps.petitions.support import TABLE, Calendar, put_bucket, someone
 
@@ -177,26 +177,6 @@ async def test_strict_no_span_as_long_as_the_window_holds_more_than_the_limit(
     assert result.reset_at == datetime(2026, 3, 2, 11, 1, tzinfo=UTC)
     calendar.at = result.reset_at
     assert (await strict.check_rate_limit(kept)).allowed
-
-
-async def test_realm_and_global_limits_are_decided_together_with_the_submitters(
-    database: Database, calendar: Calendar
-) -> None:
-    # All tests share the global counter, so use a separate day.
-    calendar.at = datetime(2026, 3, 3, 10, 0, tzinfo=UTC)
-    store = PostgresRateLimitStore(database, now=calendar)
-    service = RateLimitService(store, 10, realm_limit=2, global_limit=3)
-    submitters = [someone() for _ in range(4)]
-    await service.record_submission(submitters[0], realm="north")
-    await service.record_submission(submitters[1], realm="north")
-    refused = await service.check_rate_limit(submitters[2], realm="north")
-    assert (refused.allowed, refused.scope, refused.limit, refused.remaining) == (False, "realm", 2, 0)
-    with pytest.raises(RateLimitExceededError):
-        await service.record_submission(submitters[2], realm="north")
-    await service.record_submission(submitters[2], realm="south")  # the refusal above cost nobody anything
-    refused = await service.check_rate_limit(submitters[3], realm="south")
-    assert (refused.allowed, refused.scope, refused.limit) == (False, "global", 3)
-    assert await service.get_remaining(submitters[3]) == 0
 
 
 @pytest.mark.requirement("A-50", "A-51")

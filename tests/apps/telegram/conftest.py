@@ -113,6 +113,9 @@ class Service:
             assert (response.status_code, response.json()) == (200, {"ok": True})
 
 
+Start = Callable[..., Awaitable[Service]]
+
+
 @pytest.fixture(scope="session")
 def bot_api() -> Iterator[tuple[BotApiServer, str]]:
     server = BotApiServer()
@@ -171,7 +174,7 @@ async def start(
     token: str,
     kv: RecordingKV,
     clock: FakeClock,
-) -> AsyncIterator[Callable[..., Awaitable[Service]]]:
+) -> AsyncIterator[Start]:
     """Start the bot with some settings, in memory unless another key-value store is given."""
     async with AsyncExitStack() as stack:
 
@@ -202,6 +205,6 @@ async def start(
 
 
 @pytest.fixture
-async def service(start: Callable[..., Awaitable[Service]]) -> Service:
+async def service(start: Start) -> Service:
     """The bot as it starts without any of the limit's settings."""
     return await start()

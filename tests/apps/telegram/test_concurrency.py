@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +15,11 @@ from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.testing import FakeClock
 from headgate_services.telegram.seen import SeenUpdates
-from tests.apps.telegram.conftest import Handler, RecordingKV, Service
+from tests.apps.telegram.conftest import Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import text_update
 from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN
 from tests.unit.kv.redis_server import with_own_prefix
 
-Start = Callable[..., Awaitable[Service]]
 ALGORITHMS = ["fixed_window", "sliding_window"]
 
 

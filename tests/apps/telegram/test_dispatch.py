@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,9 @@ from headgate import ConfigError
 from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message
 from headgate_services.telegram.dispatch import DispatchError, HttpAgent, load_handler
-from tests.apps.telegram.conftest import Service
+from tests.apps.telegram.conftest import Start
 from tests.apps.telegram.updates import button_update, text_update, topic_update
 from tests.unit.kv.http_server import served
-
-Start = Callable[..., Awaitable[Service]]
 
 MESSAGE = Message(7, 1365, "42", "-100", "Hello", 77)
 

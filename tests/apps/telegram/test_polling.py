@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,12 +11,9 @@ from headgate.testing import FakeClock
 from headgate_services.telegram import File
 from headgate_services.telegram.bot_api import BotApi, BotApiError
 from headgate_services.telegram.polling import UpdatePoller
-from headgate_services.telegram.updates import read_update
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
+from tests.apps.telegram.conftest import Start
 from tests.apps.telegram.updates import message, photo_update, text_update, update
-
-Service = Any
-Start = Callable[..., Awaitable[Service]]
 
 
 class Collecting:
@@ -112,8 +107,3 @@ async def test_pictures_and_documents_reach_the_handler_as_ids(start: Start) -> 
     assert photo.files[0].file_id == "AgACAgIAAxkBAAJ"
     assert read.files == (File("document", "BQAC", "a.pdf", "application/pdf"),)
     assert odd.files == ()
-
-
-async def test_polling_and_the_webhook_read_updates_alike() -> None:
-    document = text_update()
-    assert read_update(document) == read_update(json.dumps(document).encode()) is not None

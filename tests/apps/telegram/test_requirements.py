@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +13,7 @@ from redis.asyncio import Redis
 from headgate.stores.kv import purge
 from headgate.testing import FakeClock
 from headgate_services.telegram import TelegramSettings
-from tests.apps.telegram.conftest import BEGINNING, HOUR, SECRET, Handler, RecordingKV, Service
+from tests.apps.telegram.conftest import BEGINNING, HOUR, SECRET, Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import (
     FORUM,
     anonymous_update,
@@ -25,8 +24,6 @@ from tests.apps.telegram.updates import (
     text_update,
     topic_update,
 )
-
-Start = Callable[..., Awaitable[Service]]
 
 REFUSAL = "You've reached the message limit. Please try again later."
 THIS_HOUR = int(BEGINNING) // HOUR

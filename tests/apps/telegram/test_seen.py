@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,8 @@ from headgate.testing.servers import RedisServer
 from headgate_services.telegram import create_app
 from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.seen import SeenUpdates
-from tests.apps.telegram.conftest import Handler, Service
+from tests.apps.telegram.conftest import Handler, Start
 from tests.apps.telegram.updates import text_update
-
-Start = Callable[..., Awaitable[Service]]
 
 
 async def is_new(seen: SeenUpdates, update_id: int) -> bool:

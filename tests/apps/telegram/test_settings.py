@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -143,14 +142,6 @@ def test_secrets_are_not_shown() -> None:
     shown = repr(TelegramSettings.from_env(REQUIRED | environment))
     for secret in ("1:token", "s3cret", "sesame", "cf-token"):
         assert secret not in shown
-
-
-def test_counts_are_kept_in_a_file_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., TelegramSettings]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    create_app(make_settings())
-    assert (tmp_path / "telegram-ratelimit.db").exists()
 
 
 @pytest.mark.parametrize("name", ["AGENT_URL", "TELEGRAM_API_BASE", "CLOUDFLARE_API_BASE"])

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from headgate_services.telegram import ButtonPress, Message
 from headgate_services.telegram import bot_api as bot_api_module
 from headgate_services.telegram.bot_api import BotApi
 from tests.apps.telegram.bot_api_server import BotApiServer, refusal
-from tests.apps.telegram.conftest import BEGINNING, Handler, RecordingKV, Service
+from tests.apps.telegram.conftest import BEGINNING, Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import (
     FORUM,
     anonymous_update,
@@ -31,8 +31,6 @@ from tests.apps.telegram.updates import (
     topic_update,
     update,
 )
-
-Start = Callable[..., Awaitable[Service]]
 
 
 class TestWhatIsDispatched:
@@ -178,12 +176,6 @@ class TestReplies:
         await service.send(text_update(), text_update())
         assert "bot was blocked by the user" in caplog.text
         assert len(service.handler.events) == 1
-
-    async def test_every_refusal_is_answered_by_default(self, start: Start) -> None:
-        """TX-9."""
-        service = await start(RATE_LIMIT_MAX="1")
-        await service.send(*(text_update() for _ in range(6)))
-        assert len(service.bot.sent()) == 5
 
     async def test_answers_to_refusals_can_be_limited(self, start: Start, clock: FakeClock) -> None:
         service = await start(RATE_LIMIT_MAX="1", RATE_LIMIT_REPLIES="1/minute")

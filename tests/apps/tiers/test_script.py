@@ -189,27 +189,6 @@ def _advance(move: str, amount: int, retry_us: int, full_us: int) -> int:
     return moves[move]()
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-def test_the_retry_instant_is_exact_to_the_microsecond(hand: Hand, limit: int) -> None:
-    """After 200 admissions at odd moments, so that anything which drifts would show."""
-    clock = FakeClock(PAST / 1e6)
-    library = Limiter(token_bucket(Quota.of(limit, 60, burst=2)), clock=clock)
-    bucket = Bucket(2, limit / 60)
-    for n in range(200):
-        clock.advance_us(60_000_000 // limit + n * 7919 % 1000)
-        assert hand.at(bucket, 1, clock.now_us()).allowed == library.hit("k").allowed
-    while library.hit("k"):
-        hand.at(bucket, 1, clock.now_us())
-    refused = library.check("k")
-    assert refused.retry_after_us is not None
-    for before, allowed in ((1, 0), (0, 1)):
-        instant = clock.now_us() + refused.retry_after_us - before
-        assert hand.at(bucket, 1, instant).allowed == allowed
-    clock.advance_us(refused.retry_after_us + 1)
-    assert library.hit("k")
-    assert hand.at(bucket, 1, clock.now_us()).allowed == 0  # it was taken one microsecond ago
-
-
 @given(
     rate=st.floats(1e-4, 1e4),
     capacity=st.integers(1, 1000),

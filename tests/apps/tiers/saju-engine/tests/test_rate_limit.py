@@ -56,7 +56,8 @@ def test_s15_the_line_on_connecting(server: RedisServer, caplog: pytest.LogCaptu
 
 
 def test_the_line_on_not_connecting(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    setup_rate_limiting(f"redis://ada:{ENCODED}@127.0.0.1:{server.port}/0", timeout=30)
+    client = setup_rate_limiting(f"redis://ada:{ENCODED}@127.0.0.1:{server.port}/0", timeout=30)
+    assert client is not None  # used as soon as Redis replies
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert f"Rate limiting: Redis at redis://***@127.0.0.1:{server.port}/0 does not reply" in caplog.text

@@ -304,8 +304,8 @@ class MemoryGate:
             units = cost
             slots = self.own if tier is None else self.by_tier.get(tier, self.own)
         else:
+            slots = self.tiers.for_request(request)  # refuses a cost that is too large for the units
             units = cost if type(cost) is int else -1
-            slots = self.tiers.for_request(request)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         lock = self.counters.lock  # a local variable, because a fork during the call replaces the lock
         if lock._is_owned():

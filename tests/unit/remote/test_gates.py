@@ -148,25 +148,6 @@ async def test_a_cancelled_hold_with_an_unreadable_reply_stays_cancelled(
     assert hold.cancelled()
 
 
-def test_a_hold_of_an_interrupted_thread_is_released_with_the_next_call(
-    gate: RemoteGate, peer: ScriptedPeer
-) -> None:
-    gate.decide(Request("hit", "warm"))
-
-    def interrupt(seconds: float) -> bool:
-        del peer.wires[0].wait  # type: ignore[method-assign]
-        raise KeyboardInterrupt
-
-    peer.wires[0].wait = interrupt  # type: ignore[method-assign]
-    peer.is_open = False
-    with pytest.raises(KeyboardInterrupt):
-        gate.decide(Request("hold", "a", 3))
-    peer.open()
-    gate.decide(Request("hit", "next"))
-    gate.decide(Request("hit", "last"))
-    assert sorted(sent(peer)) == ["hit last", "hit next", "hit warm", "hold a", "refund 3"]
-
-
 async def test_an_invalid_reply_to_a_cancelled_hold_affects_no_other_call(
     peer: ScriptedPeer, encoder: PlainEncoder
 ) -> None:

@@ -7,7 +7,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -17,10 +17,8 @@ import pytest
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
-from headgate.stores.remote.batching import GRACE, MOST_PER_BATCH, RemoteCall
-from headgate.stores.remote.peer import Conversation
+from headgate.stores.remote.batching import GRACE
 from headgate.stores.remote.threads import ThreadEngine
-from headgate.stores.remote.wakeup import WakeUp
 from tests.unit.processes import Interrupted, interrupts
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
 
@@ -79,24 +77,6 @@ def test_each_of_many_threads_gets_its_own_reply(
         assert job.result(PATIENCE) == [f"{number} {turn}" for turn in range(50)]
     assert sum(map(len, peer.batches)) == 40 * 50
     assert len(peer.wires) == 1
-
-
-def test_a_lost_call_without_a_waiter_does_not_block_other_threads(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
-) -> None:
-    """Threads wake each other in a chain, and a refund of an interrupted call has no thread."""
-    peer.is_open = False
-    first = pool.submit(call, engine, "first", 2 * PATIENCE)
-    peer.until_sent(1)
-    engine.tell("told", time.monotonic() + 2 * PATIENCE)
-    others = [pool.submit(call, engine, f"{number}", 2 * PATIENCE) for number in range(5)]
-    until(lambda: waiting(engine) == 6)
-    peer.answer = lambda batch: ConnectionResetError("gone") if "told" in batch else list(batch)
-    peer.open()
-    assert first.result(PATIENCE) == "first"
-    for job in others:
-        with pytest.raises(StoreUnavailable):
-            job.result(PATIENCE)
 
 
 def test_a_call_made_while_another_thread_works_is_sent_by_that_thread(
@@ -169,7 +149,7 @@ def test_a_blocked_process_is_not_an_outage_while_connecting(
 def test_threads_wait_until_the_end_of_the_grace_period(engine: ThreadEngine, clock: ScriptedTime) -> None:
     """Polling would prevent the leader from reading the replies."""
     waits: list[float] = []
-    call = threads.ThreadCall("late", clock.monotonic() + 1, False, None, engine._dispatcher.to_wake)
+    call = threads.ThreadCall("late", clock.monotonic() + 1, engine._dispatcher.to_wake)
     engine._dispatcher._batcher.add(call)
     clock.advance(3)
     engine._dispatcher._batcher.expire(clock.monotonic())
@@ -352,59 +332,6 @@ def test_waiting_threads_reconnect_at_once_after_an_interrupt(
     assert [job.result(PATIENCE) for job in others] == ["0", "1", "2"]  # these had not been sent
 
 
-def test_a_required_request_is_sent_after_its_caller_was_interrupted(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
-) -> None:
-    call(engine, "warm")
-    peer.is_open = False
-    first = pool.submit(call, engine, "first")
-    peer.until_sent(2)
-    for request, must_send in (("hit", False), ("record", True)):
-        job = pool.submit(interrupted_follower, engine, request, must_send)
-        with pytest.raises(Interrupted):
-            job.result(PATIENCE)
-    peer.open()
-    first.result(PATIENCE)
-    call(engine, "last")
-    assert peer.batches[2:] in ([["record"], ["last"]], [["record", "last"]])
-
-
-def interrupted_follower(engine: ThreadEngine, request: str, must_send: bool) -> None:
-    """Make a call that is interrupted while it waits for another thread."""
-    usual = WakeUp.wait
-
-    def interrupt(wakeup: WakeUp, seconds: float) -> None:
-        WakeUp.wait = usual  # type: ignore[method-assign]
-        raise Interrupted
-
-    WakeUp.wait = interrupt  # type: ignore[method-assign]
-    call(engine, request, must_send=must_send)
-
-
-@pytest.mark.parametrize("moment", ["while it waits", "when the reply is there"])
-def test_the_reply_to_a_hold_whose_caller_was_interrupted_is_given_back(
-    engine: ThreadEngine, peer: ScriptedPeer, moment: str
-) -> None:
-    call(engine, "warm")
-    released: list[Any] = []
-    wire = peer.wires[0]
-    if moment == "while it waits":
-        interrupted_in(wire, "wait")
-    else:
-        usual = peer.converse
-
-        def interrupt(calls: Sequence[RemoteCall]) -> Conversation:
-            peer.converse = usual  # type: ignore[method-assign]
-            yield from usual(calls)
-            raise KeyboardInterrupt
-
-        peer.converse = interrupt  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        call(engine, "hold", abandoned=released.append)
-    call(engine, "next")
-    assert released == ["hold"]
-
-
 def test_a_reentrant_call_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -> None:
     """For example from a signal handler or `__del__`: it must neither deadlock nor use the busy connection."""
     found: list[StoreError] = []
@@ -468,7 +395,7 @@ def test_exceptions_in_signal_handlers_do_not_affect_other_threads(
 
 def test_a_thread_wakes_up_even_if_its_waker_is_interrupted(engine: ThreadEngine) -> None:
     dispatcher = engine._dispatcher
-    call = threads.ThreadCall("a", 0.0, False, None, dispatcher.to_wake)
+    call = threads.ThreadCall("a", 0.0, dispatcher.to_wake)
     woken: list[None] = []
 
     class InterruptedWakeUp:
@@ -499,25 +426,6 @@ def test_calls_in_progress_end_before_a_connection_is_closed(
     peer.open()
     assert in_progress.result(PATIENCE) == "a"
     assert peer.wires[0].is_closed
-
-
-def test_close_sends_all_requests_without_a_waiter(
-    engine: ThreadEngine, peer: ScriptedPeer, clock: ScriptedTime
-) -> None:
-    def tell(count: int) -> None:
-        for _ in range(count):
-            engine.tell("a", clock.monotonic() + PATIENCE)
-
-    call_at(clock, engine, "first")
-    peer.is_open = False
-    tell(MOST_PER_BATCH + 1)
-    peer.is_open = True
-    tell(1)  # reads the reply, and all waiting requests are sent
-    peer.is_open = False
-    tell(2 * MOST_PER_BATCH)
-    peer.is_open = True
-    engine.close()
-    assert sum(map(len, peer.batches)) == 1 + 3 * MOST_PER_BATCH + 2
 
 
 def test_close_closes_a_connection_with_an_unread_reply(

@@ -155,16 +155,14 @@ class ThreadCluster:
     def __init__(self, nodes: Nodes[ThreadEngine]) -> None:
         self._nodes = nodes
 
-    def call(
-        self, steps: Steps[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
-    ) -> T:
-        """Run the steps of an operation, and return its result; `abandoned` is not called."""
+    def call(self, steps: Steps[T], due: float) -> T:
+        """Run the steps of an operation, and return its result."""
         outcome: Any = None
         try:
             while True:
                 step = _next(steps, outcome)
                 try:
-                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due(due), must_send)
+                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due(due))
                 except StoreError as error:
                     outcome = error
         except StopIteration as stop:

@@ -57,7 +57,7 @@ class RemoteCall:
         abandoned: Called with a reply that has no caller any more.
         alone: Whether it needs its own batch.
         state: `WAITING`, `SENT` or `OVER`.
-        has_given_up: Whether the caller was interrupted or cancelled, or never waited.
+        has_given_up: Whether the caller was interrupted or cancelled.
         was_repeated: Whether it was sent a second time after a lost connection.
     """
 
@@ -74,7 +74,12 @@ class RemoteCall:
     )
 
     def __init__(
-        self, request: Any, since: float, due: float, must_send: bool, abandoned: Abandoned | None
+        self,
+        request: Any,
+        since: float,
+        due: float,
+        must_send: bool = False,
+        abandoned: Abandoned | None = None,
     ) -> None:
         self.request = request
         self.since = since

@@ -21,7 +21,7 @@ from typing import Any
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.base import REENTERED, release_if_owned, while_locked
-from headgate.stores.remote.batching import GRACE, OVER, Abandoned, Batcher, RemoteCall
+from headgate.stores.remote.batching import GRACE, OVER, Batcher, RemoteCall
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Wire
 from headgate.stores.remote.wakeup import WakeUp
@@ -46,15 +46,8 @@ class ThreadCall(RemoteCall):
 
     __slots__ = ("error", "is_awake", "reply", "to_wake", "wakeup")
 
-    def __init__(
-        self,
-        request: Any,
-        due: float,
-        must_send: bool,
-        abandoned: Abandoned | None,
-        to_wake: deque[ThreadCall],
-    ) -> None:
-        super().__init__(request, time.monotonic(), due, must_send, abandoned)
+    def __init__(self, request: Any, due: float, to_wake: deque[ThreadCall]) -> None:
+        super().__init__(request, time.monotonic(), due)
         self.to_wake = to_wake
         self.wakeup = WakeUp()
         self.is_awake = False
@@ -62,9 +55,6 @@ class ThreadCall(RemoteCall):
         self.error: BaseException | None = None
 
     def deliver(self, reply: Any, error: BaseException | None) -> bool:
-        if self.has_given_up:
-            self.state = OVER
-            return False
         self.reply, self.error = reply, error
         self.state = OVER
         self.to_wake.append(self)
@@ -85,13 +75,10 @@ class ThreadEngine:
         self._dispatcher = ThreadDispatcher(peer, deadline)
         watch(self)
 
-    def call(
-        self, request: Any, due: float, must_send: bool = False, abandoned: Abandoned | None = None
-    ) -> Any:
+    def call(self, request: Any, due: float) -> Any:
         """Send a request, once, and return its reply.
 
-        If the caller is interrupted, a request that was not sent is dropped, unless it must be sent. `abandoned` is called
-        with the reply to one that was sent, when another thread reads it.
+        If the caller is interrupted, a request that was not sent is dropped, and one that was sent may count.
 
         Raises:
             StoreError: There is no reply.
@@ -99,20 +86,11 @@ class ThreadEngine:
         dispatcher = self._dispatcher
         if dispatcher.is_closed:
             raise StoreUnavailable(f"{self._peer.name}: the store was closed")
-        call = ThreadCall(request, due, must_send, abandoned, dispatcher.to_wake)
+        call = ThreadCall(request, due, dispatcher.to_wake)
         dispatcher.run(call)
         if call.error is not None:
             raise call.error
         return call.reply
-
-    def tell(self, request: Any, due: float) -> None:
-        """Send a request whose reply no caller waits for; the next call reads it.
-
-        If it is called by `abandoned`, the request leaves with the next batch.
-        """
-        call = ThreadCall(request, due, True, None, self._dispatcher.to_wake)
-        call.has_given_up = call.is_awake = True
-        self._dispatcher.tell(call)
 
     def close(self) -> None:
         """Close the connection when calls in progress have ended."""
@@ -155,7 +133,8 @@ class ThreadDispatcher:
     def run(self, call: ThreadCall) -> None:
         """Return when a call is over."""
         try:
-            leads = self.add(call)
+            self._new.append(call)
+            leads = self._step(call, waits=False)
             while call.state != OVER:
                 self._wait(call, leads)
                 if call.state == OVER and not leads:
@@ -167,27 +146,10 @@ class ThreadDispatcher:
             self._leave(call)
             raise
 
-    def add(self, call: ThreadCall) -> bool:
-        """Queue a call, and send it if that is possible; return whether its thread leads."""
-        self._new.append(call)
-        return self._step(call, waits=False)
-
-    def tell(self, call: ThreadCall) -> None:
-        """Queue a call for which no thread waits; this thread may be in a step already, which then sends it."""
-        if self._lock._is_owned():
-            self._batcher.add(call)
-        else:
-            self.add(call)
-
     def close(self) -> None:
-        """Close the connection: now if no thread waits, after sending all refunds, else when the last one has its reply."""
+        """Close the connection: now if no thread waits, else when the last one has its reply."""
         self.is_closed = True
-        due = time.monotonic() + self._deadline
-        closing = ThreadCall(None, due, False, None, self.to_wake)  # never sent: it only leads
-        leads = self._step(closing)
-        while leads and self._batcher.waiting and time.monotonic() < due:
-            self._wait(closing, leads)
-            leads = self._step(closing)
+        closing = ThreadCall(None, 0.0, self.to_wake)  # never sent
         closing.state = OVER
         self._step(closing)
 
@@ -278,9 +240,6 @@ class ThreadDispatcher:
             self._receive(now)
         if is_due and batcher.expire(now):
             self._give_up()
-        if call.has_given_up and call.reply is not None and call.abandoned is not None:
-            call.abandoned(call.reply)  # it arrived, but the caller did not see it
-            call.abandoned = None
         if not batcher.batches and batcher.waiting and self._connecting is None:
             self._send(now)
         return self._choose_leader(call)

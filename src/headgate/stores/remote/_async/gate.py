@@ -18,8 +18,8 @@ from headgate.stores.request import Request
 class AsyncRemoteGate(Unpicklable):
     """A limiter's rules on a network store.
 
-    A caller may be cancelled or interrupted at any time. Its request then counts as charged if it was sent; a hold is
-    released when its reply arrives; settlements and refunds are sent in any case.
+    A caller may be cancelled or interrupted at any time. Its request then counts as charged if it was sent. If a task is
+    cancelled, its hold is released when the reply arrives, and settlements and refunds are sent in any case.
 
     Args:
         name: The server's name in messages.
@@ -36,9 +36,14 @@ class AsyncRemoteGate(Unpicklable):
 
     async def decide(self, request: Request) -> Answer:
         encoded, decoder = self._encoder.decide(request)
-        release = partial(self._release, decoder, request) if request.is_given_up else None
-        due = monotonic() + self._deadline
-        reply = await self._engine.call(encoded, due, request.is_completed, release)
+        reply = await self._engine.call(
+            encoded,
+            monotonic() + self._deadline,
+            # begin async only
+            request.is_completed,
+            partial(self._release, decoder, request) if request.is_given_up else None,
+            # end async only
+        )
         return decode(self._name, decoder, reply)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -51,10 +56,20 @@ class AsyncRemoteGate(Unpicklable):
         """Send a request, if there is one, even if the caller is cancelled."""
         request, decoder = encoded
         if request is not None:
-            decode(self._name, decoder, await self._engine.call(request, monotonic() + self._deadline, True))
+            reply = await self._engine.call(
+                request,
+                monotonic() + self._deadline,
+                # begin async only
+                True,
+                # end async only
+            )
+            decode(self._name, decoder, reply)
 
+    # begin async only
     def _release(self, decoder: Callable[[Any], Answer], request: Request, reply: Any) -> None:
         """Release a hold whose caller is gone."""
         refund = release_request(self._encoder, decoder, request, reply)
         if refund is not None:
             self._engine.tell(refund, monotonic() + self._deadline)
+
+    # end async only

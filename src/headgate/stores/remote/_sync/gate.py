@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -12,15 +10,15 @@ from headgate._checks import Unpicklable
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
-from headgate.stores.remote.encoding import EncodedRequest, RequestEncoder, decode, release_request
+from headgate.stores.remote.encoding import EncodedRequest, RequestEncoder, decode
 from headgate.stores.request import Request
 
 
 class RemoteGate(Unpicklable):
     """A limiter's rules on a network store.
 
-    A caller may be cancelled or interrupted at any time. Its request then counts as charged if it was sent; a hold is
-    released when its reply arrives; settlements and refunds are sent in any case.
+    A caller may be cancelled or interrupted at any time. Its request then counts as charged if it was sent. If a task is
+    cancelled, its hold is released when the reply arrives, and settlements and refunds are sent in any case.
 
     Args:
         name: The server's name in messages.
@@ -37,9 +35,10 @@ class RemoteGate(Unpicklable):
 
     def decide(self, request: Request) -> Answer:
         encoded, decoder = self._encoder.decide(request)
-        release = partial(self._release, decoder, request) if request.is_given_up else None
-        due = monotonic() + self._deadline
-        reply = self._engine.call(encoded, due, request.is_completed, release)
+        reply = self._engine.call(
+            encoded,
+            monotonic() + self._deadline,
+        )
         return decode(self._name, decoder, reply)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -52,10 +51,8 @@ class RemoteGate(Unpicklable):
         """Send a request, if there is one, even if the caller is cancelled."""
         request, decoder = encoded
         if request is not None:
-            decode(self._name, decoder, self._engine.call(request, monotonic() + self._deadline, True))
-
-    def _release(self, decoder: Callable[[Any], Answer], request: Request, reply: Any) -> None:
-        """Release a hold whose caller is gone."""
-        refund = release_request(self._encoder, decoder, request, reply)
-        if refund is not None:
-            self._engine.tell(refund, monotonic() + self._deadline)
+            reply = self._engine.call(
+                request,
+                monotonic() + self._deadline,
+            )
+            decode(self._name, decoder, reply)

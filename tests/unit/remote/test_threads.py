@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +18,7 @@ import pytest
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
-from headgate.stores.remote.batching import GRACE
+from headgate.stores.remote.batching import GRACE, OVER
 from headgate.stores.remote.threads import ThreadEngine
 from tests.unit.processes import Interrupted, interrupts
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
@@ -411,6 +412,19 @@ def test_a_thread_wakes_up_even_if_its_waker_is_interrupted(engine: ThreadEngine
     dispatcher._wake_next()
     assert len(woken) == 2
     assert not dispatcher.to_wake
+
+
+def test_an_interrupted_delivery_can_be_repeated() -> None:
+    """Otherwise its thread would sleep until the end of the grace period."""
+
+    class Interrupting(deque[threads.ThreadCall]):
+        def append(self, call: threads.ThreadCall) -> None:
+            raise Interrupted
+
+    call = threads.ThreadCall("a", 0.0, Interrupting())
+    with pytest.raises(Interrupted):
+        call.deliver("reply", None)
+    assert call.state != OVER
 
 
 def test_calls_in_progress_end_before_a_connection_is_closed(

@@ -56,8 +56,8 @@ class ThreadCall(RemoteCall):
 
     def deliver(self, reply: Any, error: BaseException | None) -> bool:
         self.reply, self.error = reply, error
+        self.to_wake.append(self)  # first: a signal handler may raise before the next line
         self.state = OVER
-        self.to_wake.append(self)
         return True
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+import secrets
 
 import pytest
 
 from headgate import AsyncLimiter, Limiter, fixed_window, sliding_window, token_bucket
 from headgate.rules import Rule
-from headgate.stores.postgres import migrate
 from headgate.testing.contract.races import in_processes
-from headgate.testing.postgres_server import PostgresServer
-from headgate.testing.servers import RedisServer
 
-LIMIT = 4_000
+LIMIT = 1_600
 RULES = {
     "sliding": sliding_window(f"{LIMIT}/day", scope="user"),
     "fixed": fixed_window(f"{LIMIT}/week", scope="user"),
@@ -26,17 +23,18 @@ KEY = {"user": "42"}
 LEASE = "1h"
 
 
-@pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    with RedisServer() as redis, PostgresServer() as postgres:
-        migrate(postgres.url)
-        yield {"redis": redis.url, "postgresql": postgres.url}
+@pytest.fixture
+def name() -> str:
+    """A unique name for a limiter."""
+    return secrets.token_hex(8)
 
 
-@pytest.mark.parametrize("store", ["redis", "postgresql"])
+@pytest.mark.parametrize("store", ["redis", "postgres"])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_processes_with_leases_admit_exactly_the_limit(urls: dict[str, str], store: str, rule: Rule) -> None:
-    name, url = f"leased {rule.kind}", urls[store]
+def test_processes_with_leases_admit_exactly_the_limit(
+    request: pytest.FixtureRequest, name: str, store: str, rule: Rule
+) -> None:
+    url = request.getfixturevalue(f"headgate_{store}_url")
 
     def admit(number: int) -> int:
         with Limiter(rule, SHARED, name=name, store=url, lease=LEASE) as limiter:
@@ -53,27 +51,29 @@ def test_processes_with_leases_admit_exactly_the_limit(urls: dict[str, str], sto
         assert admitted + by_rule[10 * LIMIT] == 10 * LIMIT
 
 
-def test_killed_process_loses_at_most_its_chunk(urls: dict[str, str]) -> None:
-    rule, url = RULES["sliding"], urls["redis"]
+def test_killed_process_loses_at_most_its_chunk(headgate_redis_url: str, name: str) -> None:
+    rule, url = RULES["sliding"], headgate_redis_url
 
     def die(number: int) -> int:
-        limiter = Limiter(rule, name="killed", store=url, lease=LEASE)
-        for _ in range(1_000):
+        limiter = Limiter(rule, name=name, store=url, lease=LEASE)
+        for _ in range(LIMIT // 4):
             limiter.hit(KEY)
         if os.fork() == 0:
             os._exit(0)  # the child has no chunk to return
-        return 1_000  # the process ends without closing its limiter
+        return LIMIT // 4  # the process ends without closing its limiter
 
     admitted = sum(in_processes(2, die))
-    with Limiter(rule, name="killed", store=url) as exact:
+    with Limiter(rule, name=name, store=url) as exact:
         remaining = exact.check(KEY, 0).remaining
     assert remaining is not None
     assert LIMIT - 2 * admitted <= remaining <= LIMIT - admitted
 
 
-def test_tasks_share_a_chunk(urls: dict[str, str]) -> None:
+def test_tasks_share_a_chunk(headgate_redis_url: str, name: str) -> None:
     async def admit() -> int:
-        async with AsyncLimiter(RULES["sliding"], name="tasks", store=urls["redis"], lease=LEASE) as limiter:
+        async with AsyncLimiter(
+            RULES["sliding"], name=name, store=headgate_redis_url, lease=LEASE
+        ) as limiter:
 
             async def call() -> int:
                 return sum([(await limiter.hit(KEY)).allowed for _ in range(LIMIT // 16)])
@@ -81,5 +81,5 @@ def test_tasks_share_a_chunk(urls: dict[str, str]) -> None:
             return sum(await asyncio.gather(*(call() for _ in range(20))))
 
     admitted = asyncio.run(admit())
-    with Limiter(RULES["sliding"], name="tasks", store=urls["redis"]) as exact:
+    with Limiter(RULES["sliding"], name=name, store=headgate_redis_url) as exact:
         assert exact.check(KEY, 0).remaining == LIMIT - admitted

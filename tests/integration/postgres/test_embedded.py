@@ -15,9 +15,12 @@ from headgate.testing.postgres_server import NEWEST, PostgresServer
 from headgate.testing.servers import ServerError
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Provide a folder that the user who runs the server can reach: for root that is another one."""
+    """Provide a folder that the user who runs the server can reach: for root that is another one.
+
+    The tests share it, because creating a cluster takes a second.
+    """
     folder = Path(tempfile.mkdtemp(prefix="headgate-kept-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Headgate's tables and functions are created once, also by several processes at a time."""
+"""Headgate's tables and functions are created once, also by several connections at a time."""
 
 from __future__ import annotations
 
-import multiprocessing
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
@@ -34,10 +34,9 @@ def test_each_migration_is_applied_once_and_reported(empty_url: str) -> None:
     assert get_note == [(migration.number, migration.name) for migration in migrations()]
 
 
-def test_processes_that_migrate_at_once_apply_each_migration_once(empty_url: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(6) as pool:
-        done = pool.map(migrate, [empty_url] * 12, chunksize=1)
+def test_migrations_at_the_same_time_apply_each_migration_once(empty_url: str) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(migrate, [empty_url] * 12))
     assert max(done, key=len) == [f"{migration.number:04} {migration.name}" for migration in migrations()]
     assert sum(map(len, done)) == len(migrations())
 

@@ -56,6 +56,7 @@ def no_right_to_our_keys(server: RedisServer) -> Iterator[str]:
 
 @contextmanager
 def replica(server: RedisServer) -> Iterator[str]:
+    server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
     with RedisServer(server.kind) as other:
         other.command("REPLICAOF", "127.0.0.1", str(server.port))
         until(lambda: b"master_link_status:up" in other.command("INFO", "replication"))

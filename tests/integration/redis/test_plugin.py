@@ -57,9 +57,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def pytest_command(folder: Path) -> list[str]:
+def pytest_command(folder: Path, *, by_entry_point: bool = False) -> list[str]:
+    """Return a command; to find the plugin by its entry point takes a second."""
     (folder / "test_suite.py").write_text(SUITE)
-    return [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(folder)]
+    plugin = () if by_entry_point else ("--disable-plugin-autoload", "-p", "headgate.testing.plugin")
+    return [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *plugin, str(folder)]
 
 
 def test_parallel_runs_use_separate_servers(tmp_path: Path) -> None:
@@ -67,7 +69,8 @@ def test_parallel_runs_use_separate_servers(tmp_path: Path) -> None:
     runs = []
     for folder in folders:
         folder.mkdir()
-        runs.append(subprocess.Popen(pytest_command(folder), stdout=subprocess.PIPE, cwd=folder, text=True))
+        command = pytest_command(folder, by_entry_point=not runs)
+        runs.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=folder, text=True))
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], outputs
     urls = {line.split()[-1] for output in outputs for line in output.splitlines() if "redis at" in line}

@@ -1,7 +1,8 @@
-"""Wait until a server has a certain state."""
+"""Wait until a server or a limiter has a certain state."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -20,3 +21,10 @@ def until(condition: Callable[[], object]) -> None:
             pass
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.02)
+
+
+async def until_async(condition: Callable[[], bool]) -> None:
+    """Return when other tasks or threads made a condition true; fail if that takes much too long."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # whatever it depends on has no event
+            await asyncio.sleep(0.001)

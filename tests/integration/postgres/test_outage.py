@@ -1,4 +1,4 @@
-"""The database is killed, hangs, restarts, is full or is read-only: limiters keep working and recover."""
+"""Troubles that only a database has: locks, terminated sessions, too many connections, read-only transactions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 
@@ -32,7 +31,7 @@ from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
 from tests.integration.deadlines import PATIENCE, Deadlines
 from tests.integration.postgres.conftest import execute
-from tests.integration.redis.proxy import Proxy
+from tests.integration.waiting import until, until_async
 
 pytestmark = pytest.mark.usefixtures("deadlines")
 
@@ -40,74 +39,10 @@ DEADLINE = 0.5
 """Seconds until a call to a hanging server times out."""
 
 
-HALF = MOST_PER_BATCH
-"""Calls per batch: one batch is sent, and a second one follows."""
-
-LIMIT = 50
-
-
-def hit_until_available(limiter: Limiter) -> Decision:
-    """Send hits until the store answers again."""
-    until = time.monotonic() + PATIENCE
-    while (decision := limiter.hit("probe")).degraded:
-        assert time.monotonic() < until, "the limiter never went back to its store"
-        time.sleep(0.01)
-    return decision
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait until other tasks make a condition true."""
-    end = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < end, "it never happens"
-        await asyncio.sleep(0.001)
-
-
 @pytest.fixture
 def store(server: PostgresServer) -> Iterator[PostgresStore]:
-    """A store that waits for the disk, so that its counts survive a crash."""
-    with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=DEADLINE, durable=True) as store:
+    with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=DEADLINE) as store:
         yield store
-
-
-# --- Killed -------------------------------------------------------------------------------------------------
-
-
-def break_by_killing(server: PostgresServer) -> Callable[[], object]:
-    server.kill()
-    return server.start
-
-
-def break_by_hanging(server: PostgresServer) -> Callable[[], object]:
-    server.pause()
-    return server.resume
-
-
-breakages = pytest.mark.parametrize("breakage", [break_by_killing, break_by_hanging])
-Breakage = Callable[[PostgresServer], Callable[[], object]]
-
-
-@breakages
-def test_thread_has_one_failed_call_per_outage(
-    server: PostgresServer, store: PostgresStore, breakage: Breakage
-) -> None:
-    limiter = Limiter(f"{LIMIT}/day", name="sync", store=store)
-    admitted = sum(bool(limiter.hit("a")) for _ in range(20))
-    for outage in (1, 2):
-        repair = breakage(server)
-        decisions = [limiter.hit("a") for _ in range(300)]
-        assert all(decision and decision.degraded for decision in decisions)
-        assert (limiter.health.outages, limiter.health.failures) == (outage, outage)
-        repair()
-        assert hit_until_available(limiter)
-        admitted += sum(bool(limiter.hit("a")) for _ in range(20))
-    admitted += sum(bool(limiter.hit("a")) for _ in range(LIMIT))
-    # A call whose reply was lost may have been counted, so there may be fewer; there are never more.
-    assert LIMIT - limiter.health.failures <= admitted <= LIMIT
-    assert not limiter.hit("a")
-
-
-# --- Hanging ------------------------------------------------------------------------------------------------
 
 
 def test_call_times_out_if_it_cannot_get_a_lock(
@@ -124,33 +59,6 @@ def test_call_times_out_if_it_cannot_get_a_lock(
         assert gate.decide(Request("peek", "a", 0))[0].remaining == 9  # a check does not wait for locks
 
 
-# --- Restarted ----------------------------------------------------------------------------------------------
-
-
-def test_a_restart_between_two_calls_is_noticed_before_the_second_is_sent(
-    server: PostgresServer, store: PostgresStore
-) -> None:
-    limiter = Limiter("10/day", name="restart", store=store)
-    for expected in (9, 8, 7):
-        assert limiter.hit("a").remaining == expected
-        server.restart()
-    assert limiter.hit("a").remaining == 6
-    assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
-
-
-async def test_a_restart_between_two_calls_of_tasks_is_noticed(
-    server: PostgresServer, store: PostgresStore
-) -> None:
-    limiter = AsyncLimiter("10/day", name="restart", store=store)
-    for expected in (9, 8, 7):
-        assert (await limiter.hit("a")).remaining == expected
-        server.restart()  # the event loop notices it only after the next call has started
-    assert (await limiter.hit("a")).remaining == 6
-    await asyncio.to_thread(server.restart)  # and here before that
-    assert (await limiter.hit("a")).remaining == 5
-    assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
-
-
 async def test_lost_connection_does_not_touch_a_reused_file_descriptor(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,12 +72,12 @@ async def test_lost_connection_does_not_touch_a_reused_file_descriptor(
 
     monkeypatch.setattr(AsyncPostgresWire, "__init__", seen)
     async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
-        limiter = AsyncLimiter(f"{LIMIT}/day", name="async", store=store)
+        limiter = AsyncLimiter("50/day", name="async", store=store)
         assert not (await limiter.hit("a")).degraded
         (wire,) = wires
         with psycopg.connect(server.url) as other:
             other.execute("SELECT pg_terminate_backend(%s)", (wire.pgconn.backend_pid,))
-            await until(lambda: wire.pgconn.status != ConnStatus.OK)
+            await until_async(lambda: wire.pgconn.status != ConnStatus.OK)
         writers: list[asyncio.StreamWriter] = []
         while wire.fileno not in {writer.get_extra_info("socket").fileno() for writer in writers}:
             writers += [(await asyncio.open_connection(sock=end))[1] for end in socket.socketpair()]
@@ -189,30 +97,9 @@ def test_notification_on_an_idle_connection_does_not_close_it(
     execute(wire, b"LISTEN news")
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("NOTIFY news")
-    end = time.monotonic() + PATIENCE
-    while not wire.wait(0):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: wire.wait(0))
     assert limiter.hit("a").remaining == 8
     assert store._threads._dispatcher._wire is wire
-
-
-# --- Lost replies -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("flavour", ["threads", "tasks"])
-async def test_call_with_a_lost_reply_is_not_retried(server: PostgresServer, flavour: str) -> None:
-    with Proxy(server.port) as proxy:
-        address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
-        async with PostgresStore(address, deadline=PATIENCE) as store:
-            hit = hitting(store, flavour, name=f"lost in {flavour}")
-            await hit("a")
-            proxy.lose_replies()
-            with pytest.raises(StoreUnavailable):
-                await hit("a")
-            proxy.await_loss()
-            proxy.forward_again()
-            assert (await hit("a")).remaining == 7  # the lost one was counted, once
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
@@ -224,7 +111,7 @@ async def test_call_terminated_by_the_database_is_retried(server: PostgresServer
             holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
             call = asyncio.ensure_future(hit("a"))
             waiting = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
-            await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
+            await until_async(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
             other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
             holder.rollback()
             assert (await call).remaining == 8
@@ -238,11 +125,11 @@ async def test_cancelled_batch_does_not_fail_the_next_batch(server: PostgresServ
         with psycopg.connect(server.url, autocommit=True) as other, psycopg.connect(server.url) as holder:
             holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
             first = asyncio.gather(
-                *(gate.decide(Request("hit", "a")) for _ in range(HALF)), return_exceptions=True
+                *(gate.decide(Request("hit", "a")) for _ in range(MOST_PER_BATCH)), return_exceptions=True
             )
             waiting = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
-            await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
-            others = asyncio.gather(*(gate.decide(Request("hit", "b")) for _ in range(HALF)))
+            await until_async(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
+            others = asyncio.gather(*(gate.decide(Request("hit", "b")) for _ in range(MOST_PER_BATCH)))
             for _ in range(5):
                 await asyncio.sleep(0)
             other.execute(f"SELECT pg_cancel_backend(pid) {waiting}")
@@ -250,7 +137,7 @@ async def test_cancelled_batch_does_not_fail_the_next_batch(server: PostgresServ
             await others
             holder.rollback()
         left = [(await gate.decide(Request("peek", key, 0)))[0].remaining for key in "ab"]
-        assert left == [1000 - 1, 1000 - HALF]
+        assert left == [1000 - 1, 1000 - MOST_PER_BATCH]
 
 
 def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:
@@ -282,7 +169,7 @@ def test_a_database_without_a_free_connection_is_unavailable_until_there_is_one(
             limiter = Limiter("10/day", name="full", store=store)
             assert limiter.hit("a").degraded
             others.close()
-            assert not hit_until_available(limiter).degraded
+            until(lambda: not limiter.hit("probe").degraded)
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
@@ -311,7 +198,7 @@ def test_store_recovers_when_the_database_is_writable_again(
         assert limiter.hit("a").degraded
         connection.execute("SET default_transaction_read_only = off")
         connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = off")
-    hit_until_available(limiter)
+    until(lambda: not limiter.hit("probe").degraded)
     assert limiter.hit("a").remaining == 8
 
 

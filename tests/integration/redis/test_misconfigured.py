@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, Limiter, StoreError
+from headgate import AsyncLimiter, ConfigError, Limiter, StoreError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing.servers import RedisServer
 from tests.integration.redis.cluster import find_low_port
@@ -138,3 +139,43 @@ async def test_changed_password_is_detected(server: RedisServer, flavour: Flavou
     assert (await done(limiter.hit("alice"))).degraded
     assert limiter.health.state == "misconfigured"
     await store.aclose()
+
+
+SECRET, USER = "s3cr%25t-p%40ss", "some-user"
+PLAIN = "s3cr%t-p@ss"
+
+
+@pytest.mark.parametrize("login", [f":{SECRET}", f"default:{SECRET}", f"{USER}:{SECRET}"])
+def test_credentials_never_appear_in_logs_or_exceptions(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, login: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = server.url.replace("//", f"//{login}@")
+    server.command("CONFIG", "SET", "requirepass", "another-one")
+    texts = []
+    with Limiter("5/hour", name="x", store=url, on_store_error="raise") as limiter:
+        texts += [repr(limiter), repr(limiter.store), repr(limiter.health)]
+        with pytest.raises(StoreMisconfigured) as wrong_password:
+            limiter.hit("alice")
+        server.kill()
+        with pytest.raises(StoreUnavailable) as not_there:
+            limiter.hit("alice")
+    for error in (wrong_password.value, not_there.value):
+        seen: BaseException | None = error
+        while seen is not None:
+            texts.append(f"{seen!r} {seen}")
+            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    texts += [record.getMessage() for record in caplog.records]
+    assert len(caplog.records) == 1
+    for text in texts:
+        assert PLAIN not in text
+        assert SECRET not in text
+        assert USER not in text
+
+
+def test_correct_password_works(server: RedisServer) -> None:
+    server.command("CONFIG", "SET", "requirepass", PLAIN)
+    with Limiter(
+        "5/hour", name="x", store=server.url.replace("//", f"//:{SECRET}@"), on_store_error="raise"
+    ) as it:
+        assert it.hit("alice").remaining == 4

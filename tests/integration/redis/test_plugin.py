@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from headgate import Limiter
 from headgate.testing import servers
 from headgate.testing.servers import Kind, RedisServer, ServerError, answers_ping
+from tests.integration.waiting import until
 
 each_kind = pytest.mark.parametrize("kind", ["redis", "valkey"])
 
@@ -39,13 +38,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs inhe
 print(RedisServer(sys.argv[1]).start().pid, flush=True)
 sys.stdin.read()
 """
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

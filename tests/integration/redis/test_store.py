@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import multiprocessing
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from headgate import (
     AsyncLimiter,
@@ -28,6 +29,8 @@ from headgate import (
 )
 from headgate.stores.redis import RedisStore
 from headgate.testing.servers import RedisServer
+from tests.integration.redis.proxy import Proxy
+from tests.integration.waiting import until
 
 RULES = {
     "fixed_window": fixed_window("5/day"),  # by the server's clock: a minute could end during a test
@@ -282,6 +285,18 @@ async def test_given_client_works_in_tasks(url: str, name: str) -> None:
         assert not await limiter.hit("alice")
 
 
+def test_retries_of_a_given_client_are_disabled(server: RedisServer, proxy: Proxy) -> None:
+    eager = redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 10))
+    with RedisStore(eager) as store:
+        limiter = Limiter("5/hour", name="x", store=store)
+        limiter.hit("warm")
+        proxy.lose_replies()
+        assert limiter.hit("alice").degraded
+        with Limiter("5/hour", name="x", store=server.url, on_store_error="raise") as direct:
+            assert direct.check("alice", 0).remaining == 4
+    eager.close()
+
+
 def test_async_client_is_refused_in_threads() -> None:
     client = redis.asyncio.Redis()
     with pytest.raises(ConfigError, match=r"redis\.asyncio"):
@@ -309,14 +324,7 @@ def test_connection_is_closed_when_its_event_loop_ends(url: str, client: redis.R
         await limiter.hit("alice")
 
     asyncio.run(hit())
-    until_gone(client, name)
-
-
-def until_gone(client: redis.Redis, name: str) -> None:
-    """Wait until the server has noticed that a connection was closed."""
-    deadline = time.monotonic() + 20
-    while name in {entry["name"] for entry in client.client_list()}:
-        assert time.monotonic() < deadline, "still connected"
+    until(lambda: name not in {entry["name"] for entry in client.client_list()})
 
 
 def _hit_in_child(limiter: Limiter, outcome: Any, may_end: Any) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,6 +31,7 @@ from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
 from tests.integration.deadlines import Deadlines
+from tests.integration.waiting import until
 from tests.unit.processes import Interrupted, interrupts
 
 PATIENT = 60.0
@@ -81,13 +81,6 @@ def world(request: pytest.FixtureRequest) -> World:
 def store(world: World) -> Iterator[Store]:
     with world.store() as store:
         yield store
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENT
-    while not condition():
-        assert time.monotonic() < end, "it never happens"
-        time.sleep(0.001)
 
 
 # --- Few connections, exact counts -----------------------------------------------------------------------------------

@@ -96,9 +96,11 @@ def _add_mail(commands: Commands) -> None:
     actions.add(
         "inspect",
         "show the counts of the send limit",
-        lambda options: print(_service("mail").inspect_limit()),
+        lambda options: print(_service("mail.app").inspect_limit()),
     )
-    actions.add("reset", "clear the counts of the send limit", lambda options: _service("mail").reset_limit())
+    actions.add(
+        "reset", "clear the counts of the send limit", lambda options: _service("mail.app").reset_limit()
+    )
 
 
 def _add_telegram(commands: Commands) -> None:
@@ -106,7 +108,7 @@ def _add_telegram(commands: Commands) -> None:
     action = actions.add(
         "set-webhook",
         "register the webhook with Telegram",
-        lambda options: print(_service("telegram").set_webhook(options.url)),
+        lambda options: print(_service("telegram.app").set_webhook(options.url)),
         about="The bot's token and the webhook's secret are settings: TELEGRAM_BOT_TOKEN and TELEGRAM_WEBHOOK_SECRET.",
         examples=["headgate telegram set-webhook https://bot.example.org"],
     )
@@ -114,35 +116,35 @@ def _add_telegram(commands: Commands) -> None:
     actions.add(
         "webhook-info",
         "show the state of the webhook",
-        lambda options: print(_service("telegram").webhook_info()),
+        lambda options: print(_service("telegram.app").webhook_info()),
     )
     actions.add(
         "delete-webhook",
         "stop delivery to the webhook, so that updates can be polled",
-        lambda options: print(_service("telegram").delete_webhook()),
+        lambda options: print(_service("telegram.app").delete_webhook()),
     )
     actions.add(
         "poll",
         "run the bot without a public address, for development",
-        lambda options: _service("telegram").poll(),
+        lambda options: _service("telegram.app").poll(),
         about="Fetches updates instead of receiving them; Ctrl-C stops. Telegram refuses while a webhook is set.",
     )
     actions.add(
         "purge",
         "clear the counts of all users",
-        lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),
+        lambda options: print(f"entries removed: {_service('telegram.app').purge_limits()}"),
     )
     action = actions.add(
         "inspect",
         "show the count of a user",
-        lambda options: print(_service("telegram").inspect_user(options.user)),
+        lambda options: print(_service("telegram.app").inspect_user(options.user)),
         examples=["headgate telegram inspect 42"],
     )
     action.add_argument("user", metavar="USER", help="the user's id at Telegram")
     action = actions.add(
         "reset",
         "clear the count of a user",
-        lambda options: _service("telegram").reset_user(options.user),
+        lambda options: _service("telegram.app").reset_user(options.user),
         examples=["headgate telegram reset 42"],
     )
     action.add_argument("user", metavar="USER", help="the user's id at Telegram")
@@ -156,30 +158,30 @@ def _add_tiers(commands: Commands) -> None:
     action = keys.add(
         "create",
         "create a key for a user, and print it once",
-        lambda options: _service("tiers").create_key(options.user, options.tier),
+        lambda options: _service("tiers.commands").create_key(options.user, options.tier),
         examples=["headgate tiers keys create ada --tier pro"],
     )
     action.add_argument("user", metavar="USER", help="the user's id")
     action.add_argument("--tier", help="the user's new tier (default: unchanged, or free for a new user)")
-    keys.add("list", "show all keys", lambda options: _service("tiers").list_keys())
+    keys.add("list", "show all keys", lambda options: _service("tiers.commands").list_keys())
     action = keys.add(
         "revoke",
         "revoke a key",
-        lambda options: _service("tiers").revoke_key(options.id),
+        lambda options: _service("tiers.commands").revoke_key(options.id),
         examples=["headgate tiers keys revoke fae4d7c0"],
     )
     action.add_argument("id", metavar="ID", help="the key's id, as `list` shows it")
     action = actions.add(
         "inspect",
         "show the tokens of a caller",
-        lambda options: _service("tiers").inspect_caller(options.caller),
+        lambda options: _service("tiers.commands").inspect_caller(options.caller),
         examples=["headgate tiers inspect user:ada", "headgate tiers inspect ip:203.0.113.7"],
     )
     action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
     action = actions.add(
         "reset",
         "fill the bucket of a caller",
-        lambda options: _service("tiers").reset_caller(options.caller),
+        lambda options: _service("tiers.commands").reset_caller(options.caller),
         examples=["headgate tiers reset user:ada"],
     )
     action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
@@ -212,22 +214,24 @@ def _add_petitions(commands: Commands) -> None:
     action = actions.add(
         "halt",
         "refuse all changes until `resume`",
-        lambda options: _service("petitions").halt(options.reason),
+        lambda options: _service("petitions.app").halt(options.reason),
         examples=["headgate petitions halt 'back at noon'"],
     )
     action.add_argument("reason", metavar="REASON", help="the reason that clients get")
-    actions.add("resume", "accept changes again", lambda options: _service("petitions").resume())
+    actions.add("resume", "accept changes again", lambda options: _service("petitions.app").resume())
     action = actions.add(
         "inspect",
         "show the counts of a submitter",
-        lambda options: print(_service("petitions").inspect_submitter(options.submitter)),
+        lambda options: print(_service("petitions.app").inspect_submitter(options.submitter)),
         examples=["headgate petitions inspect 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
     )
     action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
     action = actions.add(
         "reset",
         "clear the counts of a submitter",
-        lambda options: print(f"units removed: {_service('petitions').reset_submitter(options.submitter)}"),
+        lambda options: print(
+            f"units removed: {_service('petitions.app').reset_submitter(options.submitter)}"
+        ),
         examples=["headgate petitions reset 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
     )
     action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
@@ -251,7 +255,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _clean_up_petitions(options: argparse.Namespace) -> None:
-    report = _service("petitions").cleanup()
+    report = _service("petitions.app").cleanup()
     print(f"buckets removed: {report.deleted}, from before {report.cutoff.isoformat()}")
 
 

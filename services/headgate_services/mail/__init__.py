@@ -3,7 +3,7 @@
 `headgate run mail` starts it; `create_app` returns the application for another server or a test.
 """
 
-from headgate_services.mail.app import create_app, inspect_limit, main, reset_limit
+from headgate_services.mail.app import create_app, main
 from headgate_services.mail.config import Settings
 from headgate_services.mail.rate_limiter import GlobalRateLimiter, RateLimitResult
 
@@ -12,7 +12,5 @@ __all__ = [
     "RateLimitResult",
     "Settings",
     "create_app",
-    "inspect_limit",
     "main",
-    "reset_limit",
 ]

@@ -4,25 +4,12 @@
 """
 
 from headgate_services.common.settings import SettingsError
-from headgate_services.petitions.app import (
-    cleanup,
-    create_app,
-    halt,
-    inspect_submitter,
-    main,
-    reset_submitter,
-    resume,
-)
+from headgate_services.petitions.app import create_app, main
 from headgate_services.petitions.config import PetitionsSettings
 
 __all__ = [
     "PetitionsSettings",
     "SettingsError",
-    "cleanup",
     "create_app",
-    "halt",
-    "inspect_submitter",
     "main",
-    "reset_submitter",
-    "resume",
 ]

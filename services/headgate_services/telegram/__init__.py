@@ -1,19 +1,9 @@
 """A Telegram bot webhook with a limit per user, counted in a key-value store.
 
-`main` runs it, `create_app` returns the ASGI application, `set_webhook` registers the webhook with Telegram.
+`headgate run telegram` starts it; `create_app` returns the application for another server or a test.
 """
 
-from headgate_services.telegram.app import (
-    create_app,
-    delete_webhook,
-    inspect_user,
-    main,
-    poll,
-    purge_limits,
-    reset_user,
-    set_webhook,
-    webhook_info,
-)
+from headgate_services.telegram.app import create_app, main
 from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.dispatch import ButtonPress, File, Handler, Message
 
@@ -24,12 +14,5 @@ __all__ = [
     "Message",
     "TelegramSettings",
     "create_app",
-    "delete_webhook",
-    "inspect_user",
     "main",
-    "poll",
-    "purge_limits",
-    "reset_user",
-    "set_webhook",
-    "webhook_info",
 ]

@@ -5,7 +5,6 @@
 
 from headgate_services.tiers.app import create_app, main
 from headgate_services.tiers.bucket import Outcome
-from headgate_services.tiers.commands import create_key, inspect_caller, list_keys, reset_caller, revoke_key
 from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.limits import DEFAULT_RATE_LIMITS, TierLimit
 from headgate_services.tiers.log import _redact_redis_credentials
@@ -28,11 +27,6 @@ __all__ = [
     "TokenBucketRateLimiter",
     "_redact_redis_credentials",
     "create_app",
-    "create_key",
-    "inspect_caller",
-    "list_keys",
     "main",
-    "reset_caller",
-    "revoke_key",
     "setup_rate_limiting",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
@@ -23,6 +24,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def tell(*call: object) -> None:
         told.append(call)
 
+    def tell_main(name: str, host: str | None, port: int | None, workers: int = 1) -> int:
+        tell(name, host, port, workers)
+        return 5
+
     tiers = SimpleNamespace(
         create_key=lambda user, tier: tell("create", user, tier),
         list_keys=lambda: tell("list"),
@@ -40,11 +45,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         resume=lambda: tell("resume"),
         cleanup=lambda: SimpleNamespace(deleted=9, cutoff=datetime(2025, 1, 2, tzinfo=UTC)),
     )
-    for name, module in {"tiers": tiers, "telegram": telegram, "petitions": petitions, "mail": None}.items():
-        module = module or SimpleNamespace()
-        module.main = lambda host, port, workers=1, name=name: tell(name, host, port, workers) or 5
+    for name in SERVICES:
+        main = partial(tell_main, name)
+        monkeypatch.setitem(sys.modules, f"headgate_services.{name}", SimpleNamespace(main=main))
+    modules = {
+        "tiers.commands": tiers,
+        "tiers.load_test": load_test,
+        "telegram.app": telegram,
+        "petitions.app": petitions,
+    }
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, f"headgate_services.{name}", module)
-    monkeypatch.setitem(sys.modules, "headgate_services.tiers.load_test", load_test)
     demo = create_autospec(headgate_services.demo)
     demo.run_demo.side_effect = lambda **options: tell("demo", options) or 4
     monkeypatch.setitem(sys.modules, "headgate_services.demo", demo)

@@ -49,27 +49,23 @@ _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
 }
 """Status, type and title by error."""
 
-_HALT_RETRY_SECONDS = 3600
 _JSON, _PROBLEM_JSON = "application/json", "application/problem+json"
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
     """Return the response for an error; a refusal by a limit is counted and witnessed first."""
     assert isinstance(error, PetitionError)
+    extra: dict[str, Any] = {}
     if isinstance(error, RateLimitExceededError):
         container = get_container(request)
         container.metrics.refused(error.submitter_id, error.counter)
         sequence = await container.witness.witness(error, request.state.trace_id)
-        return _problem(request, error, _governance(error, sequence), error.retry_after_seconds)
-    if isinstance(error, QueueOverflowError):
-        extra: dict[str, Any] = {"queue_depth": error.queue_depth, "threshold": error.threshold}
-        return _problem(request, error, extra, error.retry_after_seconds)
-    if isinstance(error, DatabaseUnavailableError):
-        return _problem(request, error, {}, error.retry_after_seconds)
-    if isinstance(error, CommitUnknownError):
+        extra = _governance(error, sequence)
+    elif isinstance(error, QueueOverflowError):
+        extra = {"queue_depth": error.queue_depth, "threshold": error.threshold}
+    elif isinstance(error, CommitUnknownError):
         extra = {"petition_id": error.petition_id and str(error.petition_id)}
-        return _problem(request, error, extra, error.retry_after_seconds)
-    return _problem(request, error, {}, _HALT_RETRY_SECONDS if isinstance(error, SystemHaltedError) else None)
+    return _problem(request, error, extra)
 
 
 def cycle_of(instant: datetime) -> str:
@@ -98,9 +94,7 @@ def _governance(error: RateLimitExceededError, sequence: int) -> dict[str, Any]:
     }
 
 
-def _problem(
-    request: Request, error: PetitionError, extra: Mapping[str, Any], retry_after_seconds: int | None
-) -> Response:
+def _problem(request: Request, error: PetitionError, extra: Mapping[str, Any]) -> Response:
     status, type_, title = _KINDS[type(error)]
     # Without scheme, host and query, which may be internal or confidential.
     members = {"instance": request.url.path, "trace_id": request.state.trace_id, **extra}
@@ -111,7 +105,7 @@ def _problem(
         title=title,
         kind=type_,
         members=members,
-        retry_after=retry_after_seconds,
+        retry_after=error.retry_after_seconds,
         media_type=media_type.encode(),
     )
     return as_response(answer)

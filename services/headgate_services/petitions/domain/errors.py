@@ -22,7 +22,13 @@ _UNITS = {"submission": "petitions", "co_sign": "co-signs"}
 
 
 class PetitionError(Exception):
-    """A refused request; the message is for the client."""
+    """A refused request; the message is for the client.
+
+    Attributes:
+        retry_after_seconds: Whole seconds until another attempt; `None` if it would be refused too.
+    """
+
+    retry_after_seconds: int | None = None
 
 
 class RateLimitExceededError(PetitionError):
@@ -33,7 +39,6 @@ class RateLimitExceededError(PetitionError):
         current_count: The count in the window.
         limit: The limit.
         reset_at: When the next petition is admitted.
-        retry_after_seconds: Whole seconds until then, rounded up.
         scope: The limit that was reached: `submitter`, `realm` or `global`.
         window_minutes: The length of the window.
         counter: The kind of unit: `submission` or `co_sign`.
@@ -69,7 +74,6 @@ class QueueOverflowError(PetitionError):
     Attributes:
         queue_depth: The number of waiting petitions.
         threshold: The number at which no more are accepted.
-        retry_after_seconds: Seconds until another attempt.
     """
 
     def __init__(self, queue_depth: int, threshold: int, retry_after_seconds: int) -> None:
@@ -82,13 +86,11 @@ class QueueOverflowError(PetitionError):
 class SystemHaltedError(PetitionError):
     """The system is halted and writes nothing; the message is the reason."""
 
+    retry_after_seconds = 3600
+
 
 class DatabaseUnavailableError(PetitionError):
-    """The database is unavailable, so nothing is admitted.
-
-    Attributes:
-        retry_after_seconds: Seconds until another attempt.
-    """
+    """The database is unavailable, so nothing is admitted."""
 
     def __init__(self, retry_after_seconds: int) -> None:
         super().__init__("The database is unavailable, so nothing was submitted. Please retry later.")
@@ -99,7 +101,6 @@ class CommitUnknownError(PetitionError):
     """The database did not confirm a commit.
 
     Attributes:
-        retry_after_seconds: Seconds until another attempt.
         petition_id: The petition to look for, or None.
     """
 

@@ -55,12 +55,18 @@ class Backends:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.memory = MemoryBackend(clock)
+        self.deadline = deadline
         self._client = client
-        self._deadline = deadline
         self._atomic = AtomicBackend(client, clock, monotonic) if atomic and client is not None else None
         self._pipeline = PipelineBackend(client, clock) if client is not None else None
-        self._circuit = AsyncCircuit(Breaker(_Name(client), monotonic), self._probe)
+        self._circuit = AsyncCircuit(Breaker(self, monotonic), self._probe)
         self._complain = LimitedLog()
+
+    def __repr__(self) -> str:
+        settings = {} if self._client is None else self._client.connection_pool.connection_kwargs
+        if path := settings.get("path"):
+            return f"Redis at unix:{path}"
+        return f"Redis at {settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
 
     async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
         """Take tokens from a bucket; use memory if Redis fails."""
@@ -84,7 +90,7 @@ class Backends:
     async def _ask_redis(self, bucket: Bucket, key: str, cost: int) -> Outcome:
         assert self._pipeline is not None
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(self.deadline):
                 outcome = None if self._atomic is None else await self._atomic.take(bucket, key, cost)
                 return await self._pipeline.take(bucket, key, cost) if outcome is None else outcome
         except Exception as error:  # the caller passed the Redis client; its errors are of any type
@@ -106,7 +112,7 @@ class Backends:
         """Check whether Redis is back."""
         client: Any = self._client
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(self.deadline):
                 await client.ping()
         except (RedisError, OSError) as error:
             log(logging.DEBUG, "Rate limiting: Redis is still down: %s", error)
@@ -150,16 +156,3 @@ class TokenBucketRateLimiter:
         """Like `take`, but return whether it was allowed and the whole seconds to wait."""
         outcome = await self.take(key, cost)
         return outcome.allowed, outcome.retry_after
-
-
-class _Name:
-    """The name of a server in messages."""
-
-    def __init__(self, client: Redis | None) -> None:
-        self._client = client
-
-    def __repr__(self) -> str:
-        settings = {} if self._client is None else self._client.connection_pool.connection_kwargs
-        if path := settings.get("path"):
-            return f"Redis at unix:{path}"
-        return f"Redis at {settings.get('host', 'localhost')}:{settings.get('port', 6379)}"

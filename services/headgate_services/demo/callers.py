@@ -64,20 +64,12 @@ class Customers:
         """Return the callers; together they request about 110 decisions a second."""
         return [
             *(Caller(f"people {number}", 10.0, self._person) for number in range(3)),
-            Caller("acme, a pro customer", 10.0, lambda: self._decide("api", "hit", "acme", tier="pro")),
-            Caller(
-                "globex, with a contract",
-                14.0,
-                lambda: self._decide("api", "hit", "globex", tier="enterprise"),
-            ),
-            Caller(
-                "people who sign in", 3.0, lambda: self._decide("login", "hit", self._random.choice(HOMES))
-            ),
-            Caller("a credential stuffer", 9.0, lambda: self._decide("login", "hit", next(self._stuffers))),
-            Caller(
-                "people who search", 8.0, lambda: self._decide("search", "hit", self._random.choice(HOMES))
-            ),
-            Caller("a greedy scraper", 20.0, lambda: self._decide("search", "hit", SCRAPER)),
+            Caller("acme, a pro customer", 10.0, lambda: self._hit("api", "acme", "pro")),
+            Caller("globex, with a contract", 14.0, lambda: self._hit("api", "globex", "enterprise")),
+            Caller("people who sign in", 3.0, lambda: self._hit("login", self._random.choice(HOMES))),
+            Caller("a credential stuffer", 9.0, lambda: self._hit("login", next(self._stuffers))),
+            Caller("people who search", 8.0, lambda: self._hit("search", self._random.choice(HOMES))),
+            Caller("a greedy scraper", 20.0, lambda: self._hit("search", SCRAPER)),
             *(Caller(f"{app}, an LLM client", 1.0, self._chat(app)) for app in ("support-bot", "notebook")),
             Caller("people who export", 1.5, self._export),
             Caller("a nightly batch job", 2.0, self._nightly),
@@ -86,19 +78,19 @@ class Customers:
     async def _person(self) -> None:
         """Call at a rate that rises and falls, so that the chart shows waves."""
         if self._random.random() < 0.6 + 0.4 * math.sin(time.monotonic() * math.tau / _TIDE_SECONDS):
-            await self._decide("api", "hit", self._random.choice(PEOPLE))
+            await self._hit("api", self._random.choice(PEOPLE))
 
     async def _export(self) -> None:
         """Half of the people are on the pro plan; the others' plan has no exports."""
         person = self._random.randrange(len(PEOPLE))
         key = {"person": PEOPLE[person], "team": f"team-{person % 4}"}
-        await self._decide("exports", "hit", key, tier="pro" if person % 2 else "free")
+        await self._hit("exports", key, "pro" if person % 2 else "free")
 
     def _chat(self, app: str) -> Any:
         async def chat() -> None:
             """Hold the estimated tokens, wait for the model, and settle the real number."""
             held = self._random.randrange(1500, 4000)
-            answer = await self._decide("llm-tokens", "hold", app, held)
+            answer = await self._post("/v1/limiters/llm-tokens/hold", {"key": app, "cost": held})
             if answer["hold"] is None:
                 await asyncio.sleep(min(answer["decision"]["retry_after"] or 1.0, 5.0))
                 return
@@ -117,16 +109,8 @@ class Customers:
             calls = [{"limiter": "api", "operation": "hit", "key": "nightly-batch"}] * _BATCH
             await self._post("/v1/batch", {"calls": calls})
 
-    async def _decide(
-        self,
-        limiter: str,
-        operation: str,
-        key: str | dict[str, str],
-        cost: int = 1,
-        tier: str | None = None,
-    ) -> Any:
-        body = {"key": key, "cost": cost, "tier": tier}
-        return await self._post(f"/v1/limiters/{limiter}/{operation}", body)
+    async def _hit(self, limiter: str, key: str | dict[str, str], tier: str | None = None) -> None:
+        await self._post(f"/v1/limiters/{limiter}/hit", {"key": key, "tier": tier})
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         response = await self._client.post(path, json=body)

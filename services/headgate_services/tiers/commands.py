@@ -1,4 +1,4 @@
-"""The commands of `headgate tiers`: functions that print and return an exit code."""
+"""The commands of `headgate tiers`, which print their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headgate_services.tiers.rate_limiter import TokenBucketRateLimiter
 
 
 @blocking
-async def inspect_caller(key: str) -> int:
+async def inspect_caller(key: str) -> None:
     """Print the tokens of a caller, `user:ID` or `ip:ADDRESS`.
 
     Raises:
@@ -42,11 +42,10 @@ async def inspect_caller(key: str) -> int:
     print(
         f"{key}: tier {tier}, {limit.limit} per minute, {floor(outcome.remaining)} of {limit.capacity} left"
     )
-    return 0
 
 
 @blocking
-async def reset_caller(key: str) -> int:
+async def reset_caller(key: str) -> None:
     """Fill the bucket of a caller; raises like `inspect_caller`."""
     settings = load_settings()
     await _tier_of(key, settings)
@@ -55,7 +54,6 @@ async def reset_caller(key: str) -> int:
             await client.delete(*state_keys(key))
         except RedisError as error:
             raise ConfigError(f"SAJU_REDIS_URL: {error}") from error
-    return 0
 
 
 async def _tier_of(key: str, settings: TiersSettings) -> str:
@@ -82,7 +80,7 @@ async def _redis(settings: TiersSettings) -> AsyncIterator[Redis]:
 
 
 @blocking
-async def create_key(user_id: str, tier: str | None = None) -> int:
+async def create_key(user_id: str, tier: str | None = None) -> None:
     """Create a key for a user and print it; it cannot be shown again.
 
     Raises:
@@ -98,11 +96,10 @@ async def create_key(user_id: str, tier: str | None = None) -> int:
         file=sys.stderr,
     )
     print(created.key)
-    return 0
 
 
 @blocking
-async def list_keys() -> int:
+async def list_keys() -> None:
     """Print all keys, without their secrets.
 
     Raises:
@@ -114,7 +111,6 @@ async def list_keys() -> int:
     print(f"{'KEY':8}  {'USER':{widest}}  {'TIER':12}  {'CREATED':20}  REVOKED")
     for key in stored:
         print(_line(key, widest))
-    return 0
 
 
 @blocking

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -40,52 +42,46 @@ def api(bot_api: tuple[BotApiServer, str], token: str, clock: FakeClock) -> BotA
     return BotApi(token, api_base=bot_api[1], clock=clock)
 
 
-async def rounds(poller: UpdatePoller, count: int) -> None:
-    """Fetch updates several times."""
-    for _ in range(count):
-        await poller._round()
-
-
-async def test_updates_are_fetched_in_order_and_once(api: BotApi, bot: Bot, clock: FakeClock) -> None:
-    webhook: Any = Collecting()
-    poller = UpdatePoller(api, webhook, clock)
-    bot.updates = [text_update(), text_update()]
-    expected = [each["update_id"] for each in bot.updates]
-    await rounds(poller, 2)
-    bot.updates.append(text_update())
-    expected.append(bot.updates[-1]["update_id"])
-    await rounds(poller, 2)
-    assert webhook.seen == expected
-    assert bot.updates == []
-    assert bot.calls[0][1]["allowed_updates"] == ["message", "callback_query"]
-    await api.aclose()
-
-
-async def test_an_update_that_failed_is_fetched_again(api: BotApi, bot: Bot, clock: FakeClock) -> None:
-    webhook: Any = Collecting(failures=1)
-    poller = UpdatePoller(api, webhook, clock)
-    bot.updates = [text_update(), text_update()]
-    expected = [each["update_id"] for each in bot.updates]
-    await rounds(poller, 3)
-    assert webhook.seen == expected
-    await api.aclose()
-
-
-async def test_polling_goes_on_after_a_failure_and_ends_when_telegram_refuses(
-    api: BotApi, bot: Bot, clock: FakeClock
-) -> None:
-    webhook: Any = Collecting()
-    bot.updates = [text_update()]
-    bot.fail("getUpdates", 502, "Bad Gateway")
+@asynccontextmanager
+async def polling(api: BotApi, bot: Bot, clock: FakeClock, webhook: Any) -> AsyncIterator[None]:
+    """Poll for updates during the block; in the end Telegram refuses, which ends it."""
     running = asyncio.create_task(UpdatePoller(api, webhook, clock).run())
     async with asyncio.timeout(30):
-        while not webhook.seen:
-            clock.advance(1)
-            await asyncio.sleep(0)
+        yield
         bot.fail("getUpdates", 409, "Conflict: can't use getUpdates method while webhook is active")
         with pytest.raises(BotApiError, match="webhook is active"):
             await running
     await api.aclose()
+
+
+async def dispatch(bot: Bot, webhook: Collecting, clock: FakeClock, count: int) -> list[int]:
+    """Wait until new updates were dispatched, and return their ids."""
+    new = [text_update() for _ in range(count)]
+    bot.updates += new
+    while new[-1]["update_id"] not in webhook.seen:
+        clock.advance(1)
+        await asyncio.sleep(0)
+    return [each["update_id"] for each in new]
+
+
+async def test_updates_are_fetched_in_order_and_once(api: BotApi, bot: Bot, clock: FakeClock) -> None:
+    webhook = Collecting()
+    async with polling(api, bot, clock, webhook):
+        expected = await dispatch(bot, webhook, clock, 2)
+        expected += await dispatch(bot, webhook, clock, 1)
+    assert webhook.seen == expected
+    assert bot.calls[-1][1]["offset"] == expected[-1] + 1  # confirms all of them
+    assert bot.calls[0][1]["allowed_updates"] == ["message", "callback_query"]
+
+
+async def test_polling_goes_on_after_failures_with_the_update_that_failed(
+    api: BotApi, bot: Bot, clock: FakeClock
+) -> None:
+    webhook = Collecting(failures=1)
+    bot.fail("getUpdates", 502, "Bad Gateway")
+    async with polling(api, bot, clock, webhook):
+        expected = await dispatch(bot, webhook, clock, 2)
+    assert webhook.seen == expected
 
 
 async def test_a_wait_that_is_too_long_is_an_error(api: BotApi, bot: Bot) -> None:

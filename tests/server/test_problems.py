@@ -203,7 +203,7 @@ async def test_wrong_method_lists_allowed_methods(method: str, path: str, allowe
         ("submit", {"key": {"user": "a", "other": "b"}}, "no rule counts by 'other'"),
     ],
 )
-@pytest.mark.parametrize("operation", ["hit", "check", "hold", "wait-hint"])
+@pytest.mark.parametrize("operation", ["hit", "hold"])
 async def test_cost_above_capacity_is_unprocessable(
     limiter: str, body: object, detail: str, operation: str
 ) -> None:

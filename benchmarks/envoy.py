@@ -264,7 +264,7 @@ def run_proxies(scale: Scale) -> Iterator[Section]:
         for write in (write_without, command):
             text = policy_of().replace('"10/minute"', '"1000000/minute"')
             with tempfile.TemporaryDirectory() as folder, setting(Path(folder), text, write) as proxy:
-                direct = _median_us(f"http://127.0.0.1:{proxy.headgate.ports.app}", requests)
+                direct = _median_us(proxy.app_url, requests)
                 times.append((direct, _median_us(str(proxy.client.base_url), requests)))
         (direct, plain), (_, limited) = times
         found[name] = {"direct": direct, "proxy": plain, "with limits": limited}

@@ -54,7 +54,7 @@ class ProxyBehaviour:
 
     def test_edited_policy_applies_under_traffic(self, proxy: Setting) -> None:
         assert proxy.statuses("edit", LIMIT + 1) == {200: LIMIT, 429: 1}
-        policy = proxy.headgate.policy
+        policy = proxy.headgate.config.read_text()
         proxy.headgate.config.write_text(policy.replace(f'"{LIMIT}/hour"', f'"{LIMIT + 3}/hour"'))
         seen: list[int] = []
 
@@ -82,9 +82,9 @@ class ProxyBehaviour:
     def test_server_that_does_not_answer(self, proxy: Setting) -> None:
         if self.hanging is None:
             return
-        proxy.headgate.send(signal.SIGSTOP)
+        proxy.headgate.signal(signal.SIGSTOP)
         try:
             assert proxy.get("hang").status_code == self.hanging
         finally:
-            proxy.headgate.send(signal.SIGCONT)
+            proxy.headgate.signal(signal.SIGCONT)
         wait_until(lambda: proxy.get("after").status_code == 429)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,6 +19,7 @@ from typing import NamedTuple
 import httpx
 
 from headgate.testing.servers import find_free_port
+from tests.server.loopback import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_WAIT = 30.0
@@ -84,46 +83,14 @@ class Ports(NamedTuple):
         return re.sub(r"(?<=[: ])8081\b", str(self.grpc), text)
 
 
-class Headgate:
-    """The server, which can be killed and started again on the same ports."""
-
-    def __init__(self, folder: Path, ports: Ports, policy: str) -> None:
-        self.config = folder / "headgate.toml"
-        self.ports = ports
-        self._log = (folder / "headgate.log").open("w")
-        store = f'[store]\nurl = "sqlite:///{folder / "limits.db"}"\n'
-        # Hours, so that no unit expires during a test.
-        self.policy = store + policy.replace("/minute", "/hour") + f"\n[server]\nport = {ports.http}\n"
-        self.config.write_text(self.policy)
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        command = [sys.executable, "-m", "headgate_server.cli", "serve", "--config", str(self.config)]
-        if "[envoy]" in self.policy:
-            command += ["--grpc", str(self.ports.grpc)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert "listening" in line, (line, Path(self._log.name).read_text())
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill it."""
-        self.send(signal.SIGKILL)
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.wait()
-        self._process.stdout.close()
-
-    def close(self) -> None:
-        """Kill it for good."""
-        self.kill()
-        self._log.close()
+def headgate_server(folder: Path, ports: Ports, policy: str) -> ServerProcess:
+    """Return the server, which can be killed and started again on the same ports."""
+    config = folder / "headgate.toml"
+    store = f'[store]\nurl = "sqlite:///{folder / "limits.db"}"\n'
+    # Hours, so that no unit expires during a test.
+    config.write_text(store + policy.replace("/minute", "/hour"))
+    grpc_port = ports.grpc if "[envoy]" in policy else None
+    return ServerProcess(config, folder / "headgate.log", ports.http, grpc_port=grpc_port)
 
 
 class Setting:
@@ -131,11 +98,13 @@ class Setting:
 
     Attributes:
         headgate: The server.
+        app_url: The address of the application.
         client: Asks the proxy.
     """
 
-    def __init__(self, headgate: Headgate, url: str) -> None:
+    def __init__(self, headgate: ServerProcess, app_url: str, url: str) -> None:
         self.headgate = headgate
+        self.app_url = app_url
         self.client = httpx.Client(base_url=url, timeout=LONGEST_WAIT)
 
     def get(self, user: str, path: str = "/", **fields: str) -> httpx.Response:
@@ -160,7 +129,7 @@ def setting(folder: Path, policy: str, write: Callable[[Path, Ports], Sequence[s
     application = ThreadingHTTPServer(("127.0.0.1", 0), Application)
     threading.Thread(target=application.serve_forever, daemon=True).start()
     ports = Ports(application.server_port, find_free_port(), find_free_port(), find_free_port())
-    headgate = Headgate(folder, ports, policy)
+    headgate = headgate_server(folder, ports, policy)
     environment = {
         **os.environ,
         "HOME": str(folder),
@@ -171,14 +140,14 @@ def setting(folder: Path, policy: str, write: Callable[[Path, Ports], Sequence[s
         command = write(folder, ports)
         headgate.start()
         proxy = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
-        found = Setting(headgate, f"http://127.0.0.1:{ports.proxy}")
+        found = Setting(headgate, f"http://127.0.0.1:{ports.app}", f"http://127.0.0.1:{ports.proxy}")
         try:
             wait_until(lambda: _answers(found, proxy), lambda: (folder / "proxy.log").read_text()[-4_000:])
             yield found
         finally:
             found.client.close()
             _stop(proxy)
-            headgate.close()
+            headgate.kill()
             application.shutdown()
             application.server_close()
 

@@ -116,16 +116,20 @@ class ServerProcess:
     Args:
         config: The file, in whose folder it runs.
         log: The file with its log; `None` for no log.
-        arguments: Arguments of `serve`.
+        port: The port; `None` for any free one.
+        arguments: Further arguments of `serve`.
 
     Attributes:
+        config: The file.
         url: Its address.
     """
 
-    def __init__(self, config: Path, log: Path | None = None, **arguments: object) -> None:
-        self._port = find_free_port()
+    def __init__(
+        self, config: Path, log: Path | None = None, port: int | None = None, **arguments: object
+    ) -> None:
+        self._port = find_free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self._port}"
-        self._config = config
+        self.config = config
         self._log = log
         self._arguments = {"port": self._port, **arguments}
         self._process: subprocess.Popen[str] | None = None
@@ -134,11 +138,11 @@ class ServerProcess:
     def start(self) -> ServerProcess:
         """Start it, and return once it answers."""
         self.temporary.mkdir(exist_ok=True)
-        code = f"from headgate_server import serve; serve({str(self._config)!r}, **{self._arguments!r})"
+        code = f"from headgate_server import serve; serve({str(self.config)!r}, **{self._arguments!r})"
         with (self._log or Path(os.devnull)).open("a") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", code],
-                cwd=self._config.parent,
+                cwd=self.config.parent,
                 env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -152,7 +156,7 @@ class ServerProcess:
     @property
     def temporary(self) -> Path:
         """Its folder for temporary files."""
-        return self._config.parent / "tmp"
+        return self.config.parent / "tmp"
 
     @property
     def log(self) -> str:
@@ -215,11 +219,11 @@ class ServerProcess:
             self.stop()
 
 
-def serving(folder: Path, policy: str, **arguments: object) -> ServerProcess:
+def serving(folder: Path, policy: str, *, workers: int = 1) -> ServerProcess:
     """Return a server with a policy, to be used as a context manager."""
     config = folder / "headgate.toml"
     config.write_text(policy)
-    return ServerProcess(config, folder / "log.txt", **arguments)
+    return ServerProcess(config, folder / "log.txt", workers=workers)
 
 
 def is_alive(pid: int) -> bool:

@@ -56,10 +56,11 @@ OLDEST_POSTGRES = (
     *(
         f"integration/postgres/test_{name}.py"
         for name in (
-            *("bucket_cleanup", "bucket_table", "calendars"),
+            *("bucket_cleanup", "bucket_table"),
             *("migrations", "notes", "ports", "store"),
         )
     ),
+    "integration/test_calendars.py",
     "conformance/test_postgres.py",
     *(
         f"apps/petitions/test_{name}.py"

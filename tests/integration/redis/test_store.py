@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +23,14 @@ from headgate import (
     StoreConflict,
     StoreMisconfigured,
     StoreUnavailable,
+    calendar,
     fixed_window,
     sliding_log,
     sliding_window,
     token_bucket,
 )
-from headgate.stores.redis import RedisStore
+from headgate.stores.redis import RedisStore, codec
+from headgate.stores.redis.codec import Operation, ScriptCall
 from headgate.testing.servers import RedisServer
 from tests.integration.redis.proxy import Proxy
 from tests.integration.waiting import until
@@ -363,3 +366,14 @@ async def test_a_closed_store_raises_in_tasks(url: str, name: str) -> None:
     await store.aclose()
     with pytest.raises(StoreUnavailable, match="closed"):
         await limiter.hit("alice")
+
+
+def test_a_server_whose_clock_keeps_jumping_is_unavailable(server: RedisServer, name: str) -> None:
+    """A call is retried once: nothing was charged, and its caller waits."""
+    plan = codec.plans((calendar("5/day"),)).own
+    call = plan.decide(Operation.HIT, (b"key",), 1, 0)
+    wrong = call.body[:3] + plan.decide(Operation.HIT, (b"key",), 1, None).body[3:27] + call.body[27:]
+    with RedisStore(server.url) as store:
+        engine = store._threads.at(store.endpoint)
+        with pytest.raises(StoreUnavailable, match="EDGES"):
+            engine.call(ScriptCall((b"key",), wrong, lambda _: wrong), time.monotonic() + 30)

@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,12 @@ from typing import Any
 import redis
 
 from headgate.testing.postgres_server import PostgresServer
-from headgate.testing.servers import Kind, RedisServer, answers_ping, find_binary, find_free_port
+from headgate.testing.servers import Kind, RedisServer, answers_ping
 from tests.faults.history import Loss
 from tests.faults.proxy import FaultProxy
 from tests.faults.traffic import policy_text, subjects
 from tests.integration.redis.cluster import Cluster, running_cluster
+from tests.integration.redis.sentinel import fail_over, running_sentinel
 from tests.integration.waiting import until
 from tests.server.loopback import ServerProcess, no_room_for_files
 
@@ -153,7 +153,7 @@ def sentinel(load: int) -> Iterator[Place]:
         def promote(rng: random.Random) -> None:
             began = now_us()
             until(lambda: all(_role(server) for server in servers))
-            fail_over(port, servers)
+            fail_over_to_replica(port, servers)
             # Until the old primary is demoted, some callers may still use it; its writes are lost.
             place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
 
@@ -378,37 +378,9 @@ def _role(server: RedisServer) -> bool:
     return b"role:master" in about or b"master_link_status:up" in about
 
 
-@contextlib.contextmanager
-def running_sentinel(primary: RedisServer) -> Iterator[int]:
-    """Run a sentinel as long as a block does, and return its port."""
-    with tempfile.TemporaryDirectory() as folder:
-        port, config = find_free_port(), Path(folder) / "sentinel.conf"
-        config.write_text(
-            f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {primary.port} 1\n"
-        )
-        command = [str(find_binary(primary.kind)), str(config), "--sentinel"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
-            try:
-                until(lambda: answers_ping(port))
-                with redis.Redis(port=port) as client:
-                    client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
-                yield port
-            finally:
-                process.kill()
-
-
-def fail_over(port: int, servers: list[RedisServer]) -> None:
+def fail_over_to_replica(port: int, servers: list[RedisServer]) -> None:
     """Promote the replica through the Sentinel, and return when the old primary is its replica."""
     primaries = [b"role:master" in server.command("INFO", "replication") for server in servers]
     successor, before = servers[primaries.index(False)], servers[primaries.index(True)]
-    with redis.Redis(port=port) as client:
-
-        def accepts() -> bool:
-            try:
-                return bool(client.execute_command("SENTINEL", "FAILOVER", "primary"))
-            except (redis.ResponseError, redis.ConnectionError):  # not yet, or it is short of time
-                return False
-
-        until(accepts)
-    until(lambda: b"role:master" in successor.command("INFO", "replication"))
+    fail_over(port, successor)
     until(lambda: b"master_link_status:up" in before.command("INFO", "replication"))

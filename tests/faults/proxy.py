@@ -7,7 +7,7 @@ import contextlib
 import threading
 from typing import Literal
 
-Mode = Literal["forward", "lose replies", "cut halfway"]
+Mode = Literal["forward", "lose replies", "cut halfway", "trickle"]
 
 
 class FaultProxy:
@@ -17,12 +17,14 @@ class FaultProxy:
         port: The port it listens on.
         mode: What it does with what it gets. To lose replies is to close a connection instead of handing over what the
             server answered, which is after the server has done what it was asked. To cut halfway is to hand over half of
-            what a client has sent.
+            what a client has sent. To trickle is to hand over replies byte by byte, as a very slow network does.
+        lost: Set when it has lost a reply.
     """
 
     def __init__(self, target: int) -> None:
         self.mode: Mode = "forward"
         self.port = 0
+        self.lost = threading.Event()
         self._target = target
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -75,7 +77,12 @@ class FaultProxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 if is_reply and self.mode == "lose replies":
+                    self.lost.set()
                     break
+                while is_reply and self.mode == "trickle" and data:
+                    writer.write(data[:1])
+                    data = data[1:]
+                    await asyncio.sleep(0.05)
                 if not is_reply and self.mode == "cut halfway":
                     writer.write(data[: len(data) // 2])
                     await writer.drain()

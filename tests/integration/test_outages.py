@@ -19,8 +19,8 @@ from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import RedisServer, answers_ping
+from tests.faults.proxy import FaultProxy
 from tests.integration.deadlines import PATIENCE
-from tests.integration.redis.proxy import Proxy
 from tests.integration.waiting import until, until_async
 from tests.unit.flavours import done
 
@@ -254,29 +254,29 @@ async def test_a_call_whose_reply_is_lost_is_charged_once(
     server: AnyServer, name: str, flavour: Flavour
 ) -> None:
     rules = (fixed_window("10/day"),)
-    with Proxy(server.port) as proxy:
+    with FaultProxy(server.port) as proxy:
         async with store_on(server, port=proxy.port) as store:
             is_async = flavour is AsyncLimiter
             gate = store.bind_async(name, rules) if is_async else store.bind(name, rules)
             decide = gate.decide if is_async else partial(asyncio.to_thread, gate.decide)
             await decide(Request("hit", "a"))
-            proxy.lose_replies()
+            proxy.mode = "lose replies"
             with pytest.raises(StoreUnavailable):
                 await decide(Request("hit", "a"))
-            proxy.await_loss()
-            proxy.forward_again()
+            assert proxy.lost.wait(PATIENCE)
+            proxy.mode = "forward"
             assert (await decide(Request("hit", "a")))[0].remaining == 7
 
 
 def test_hold_keeps_its_place_if_the_reply_to_a_renewal_is_lost(server: AnyServer, name: str) -> None:
-    with Proxy(server.port) as proxy, store_on(server, port=proxy.port) as store:
+    with FaultProxy(server.port) as proxy, store_on(server, port=proxy.port) as store:
         gate = store.bind(name, (concurrent(1, lease="1h"),))
         _, receipts = gate.decide(Request("hold", "alice"))
-        proxy.lose_replies()
+        proxy.mode = "lose replies"
         with pytest.raises(StoreUnavailable):
             gate.decide(Request("renew", "alice", (1,), replaces=receipts))
-        proxy.await_loss()
-        proxy.forward_again()
+        assert proxy.lost.wait(PATIENCE)
+        proxy.mode = "forward"
         assert gate.decide(Request("renew", "alice", (1,), replaces=receipts))[0]
         gate.refund(receipts, 1, None)
         assert gate.decide(Request("peek", "alice", 0))[0].remaining == 1

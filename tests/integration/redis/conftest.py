@@ -9,7 +9,6 @@ import pytest
 import redis
 
 from headgate.testing.servers import Kind, RedisServer
-from tests.integration.redis.proxy import Proxy
 
 
 @pytest.fixture(scope="session", params=["redis", "valkey"])
@@ -38,10 +37,3 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     kind: Kind = request.param
     with RedisServer(kind) as server:
         yield server
-
-
-@pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
-    """A proxy to that server."""
-    with Proxy(server.port) as proxy:
-        yield proxy

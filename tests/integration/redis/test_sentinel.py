@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-import redis.asyncio
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
 from headgate import AsyncLimiter, ConfigError, Decision, Limiter, StoreUnavailable
 from headgate.stores.redis import RedisStore
-from headgate.testing.servers import RedisServer, answers_ping, find_binary, find_free_port
+from headgate.testing.servers import RedisServer, find_free_port
+from tests.integration.redis.sentinel import fail_over, running_sentinel
 from tests.integration.waiting import until
 
 CALLERS = 8
@@ -34,45 +30,15 @@ def new_primary(server: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
-    port = find_free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {server.port} 1\n"
-        f"sentinel failover-timeout primary 5000\n"  # timeout of a stuck failover; three minutes by default
-    )
-    with subprocess.Popen(
-        [find_binary(server.kind), config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
-    ) as process:
-        try:
-            until(lambda: answers_ping(port))
-            with redis.Redis(port=port) as sentinel, contextlib.suppress(redis.ResponseError):
-                # By default the old primary is reconfigured after ten seconds. Redis 6.2 cannot change that.
-                sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
-            yield port
-        finally:
-            process.kill()
+def sentinel_port(server: RedisServer) -> Iterator[int]:
+    with running_sentinel(server) as port:
+        yield port
 
 
 @pytest.fixture
 def url(sentinel_port: int) -> str:
     """A URL with an unreachable sentinel before the real one."""
     return f"redis+sentinel://127.0.0.1:{find_free_port()},127.0.0.1:{sentinel_port}/primary/0"
-
-
-def fail_over(sentinel_port: int, new_primary: RedisServer) -> None:
-    """Promote the replica; a busy sentinel may abort the failover, so it is requested again."""
-    with redis.Redis(port=sentinel_port) as sentinel:
-
-        def is_done() -> bool:
-            is_primary = b"role:master" in new_primary.command("INFO", "replication")
-            if not is_primary:
-                # Refused if the sentinel does not know the replica yet, or if a failover is running.
-                with contextlib.suppress(redis.ResponseError, redis.ConnectionError):
-                    sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
-            return is_primary
-
-        until(is_done)
 
 
 def counted_on(server: RedisServer, limiter: Limiter) -> bool:

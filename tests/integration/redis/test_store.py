@@ -32,7 +32,7 @@ from headgate import (
 from headgate.stores.redis import RedisStore, codec
 from headgate.stores.redis.codec import Operation, ScriptCall
 from headgate.testing.servers import RedisServer
-from tests.integration.redis.proxy import Proxy
+from tests.faults.proxy import FaultProxy
 from tests.integration.waiting import until
 
 RULES = {
@@ -288,16 +288,18 @@ async def test_given_client_works_in_tasks(url: str, name: str) -> None:
         assert not await limiter.hit("alice")
 
 
-def test_retries_of_a_given_client_are_disabled(server: RedisServer, proxy: Proxy) -> None:
-    eager = redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 10))
-    with RedisStore(eager) as store:
+def test_retries_of_a_given_client_are_disabled(server: RedisServer) -> None:
+    with (
+        FaultProxy(server.port) as proxy,
+        redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 10)) as eager,
+        RedisStore(eager) as store,
+    ):
         limiter = Limiter("5/hour", name="x", store=store)
         limiter.hit("warm")
-        proxy.lose_replies()
+        proxy.mode = "lose replies"
         assert limiter.hit("alice").degraded
         with Limiter("5/hour", name="x", store=server.url, on_store_error="raise") as direct:
             assert direct.check("alice", 0).remaining == 4
-    eager.close()
 
 
 def test_async_client_is_refused_in_threads() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import socket
 import threading
@@ -30,6 +29,7 @@ from headgate.stores.base import Answer
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
+from tests.faults.proxy import FaultProxy
 from tests.integration.deadlines import Deadlines
 from tests.integration.waiting import until
 from tests.unit.processes import Interrupted, interrupts
@@ -112,45 +112,6 @@ async def test_10000_parallel_tasks_get_exactly_the_limit(world: World) -> None:
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
-class TricklingProxy:
-    """Forwards connections; on request, it forwards replies byte by byte."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.trickles = threading.Event()
-        self.pause = threading.Event()
-        self._open: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self.pause.set()
-        for end in self._open:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                self._open += [client, server]
-                threading.Thread(target=self._forward, args=(client, server, False), daemon=True).start()
-                threading.Thread(target=self._forward, args=(server, client, True), daemon=True).start()
-
-    def _forward(self, source: socket.socket, sink: socket.socket, replies: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if not (replies and self.trickles.is_set()):
-                    sink.sendall(data)
-                    continue
-                for byte in data:
-                    sink.sendall(bytes([byte]))
-                    self.pause.wait(0.05)  # a very slow network
-
-
 def asking(
     store: Store, world: World, flavour: str, deadline: float | None = None
 ) -> Callable[[Request], Awaitable[Answer]]:
@@ -166,17 +127,16 @@ async def test_deadline_covers_the_whole_call_with_a_slow_reply(
     world: World, flavour: str, deadlines: Deadlines
 ) -> None:
     """Each byte arrives within the deadline, but the whole reply does not."""
-    with contextlib.closing(TricklingProxy(world.port)) as proxy:
+    with FaultProxy(world.port) as proxy:
         async with world.store(port=proxy.port) as store:
             patient, hurried = asking(store, world, flavour), asking(store, world, flavour, deadline=0.2)
             await patient(Request("hit", "warm"))
-            proxy.trickles.set()
+            proxy.mode = "trickle"
             deadlines.count = True
             with pytest.raises(StoreTimeout):
                 await hurried(Request("hit", "a"))
             deadlines.count = False
-            proxy.trickles.clear()
-            proxy.pause.set()
+            proxy.mode = "forward"
             # The late reply is not used for this call.
             assert (await patient(Request("peek", "warm", 5)))[0].remaining == 4
             assert (await patient(Request("peek", "a", 0)))[0].remaining == 4

@@ -83,8 +83,6 @@ GROUPS = {
 }
 LEFT_OUT = "vectors_have_the_answers or racing or threads"
 """Names of slow tests that detect hardly any further mutants."""
-FEW_EXAMPLES = "10"
-"""The number of random examples per property."""
 
 
 class Score(NamedTuple):
@@ -163,9 +161,9 @@ name = "local"
 def cosmic_ray(copy: Path, command: str) -> None:
     """Run a command of Cosmic Ray in a copy, on the source of that copy."""
     files = ["mutants.toml"] if command == "baseline" else ["mutants.toml", "session.sqlite"]
-    settings = {"PYTHONPATH": str(copy / "src"), "HEADGATE_PURE": "1", "HEADGATE_TEST_EXAMPLES": FEW_EXAMPLES}
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "HEADGATE_PURE": "1"}
     program = [sys.executable, "-m", "cosmic_ray.cli", command, *files]
-    subprocess.run(program, cwd=copy, env=os.environ | settings, check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(program, cwd=copy, env=environment, check=True, stdin=subprocess.DEVNULL)
 
 
 def sample(session: WorkDB, mutants: int, copy: Path) -> int:

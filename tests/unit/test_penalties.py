@@ -186,6 +186,18 @@ def test_a_full_memory_store_punishes_no_strangers() -> None:
     assert limiter.hit("known").denied_by == "penalty"
 
 
+def test_a_penalty_refuses_in_a_full_memory_store_after_its_rate_has_expired() -> None:
+    clock = FakeClock()
+    store = MemoryStore(max_keys=2, clock=clock)
+    limiter = Limiter(sliding_log("1/m"), penalty("15m", after=1), name="login", store=store)
+    limiter.hit("known")
+    assert limiter.hit("known").denied_by == "penalty"
+    clock.advance(120)
+    assert limiter.hit("known").denied_by == "penalty"
+    clock.advance(780)
+    assert limiter.hit("known")
+
+
 def test_refusals_by_an_overflow_state_do_not_count() -> None:
     """Strangers have used it up, and there is room for the penalty, because other states have expired."""
     clock = FakeClock()

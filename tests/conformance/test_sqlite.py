@@ -21,9 +21,15 @@ from tests.conformance.writer import NOW, RULES
 class SQLiteContract(Contract):
     effort = 0.3
 
-    @property
-    def path(self) -> Path:
-        return self.folder / "limits.db"
+    @pytest.fixture(scope="class")
+    @classmethod
+    def file(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """One file for all tests, because creating one takes longer than most tests."""
+        return tmp_path_factory.mktemp("sqlite") / "limits.db"
+
+    @pytest.fixture(autouse=True)
+    def _use(self, file: Path) -> None:
+        self.path = file
 
     def dump(self) -> object:
         with closing(sqlite3.connect(self.path)) as connection:

@@ -126,10 +126,11 @@ async def test_invalid_costs_are_refused(limiter: AnyLimiter, good_key: Any) -> 
 
 
 async def test_invalid_times_are_refused(limiter: AnyLimiter, good_key: Any) -> None:
-    for now in (float("nan"), float("inf"), -1, -0.001, 1e12):
+    for now in (float("nan"), float("inf"), -1, -0.001, 1e12, True, "1"):
         [(kind, message)] = await errors_of(limiter, good_key, now=now)
         assert kind is ConfigError
         assert message.startswith("now= is seconds since the epoch")
+        assert repr(now) in message
 
 
 async def test_tier_must_be_text(limiter: AnyLimiter, good_key: Any) -> None:

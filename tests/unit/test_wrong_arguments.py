@@ -144,15 +144,7 @@ def table_of_five() -> Any:
 
 
 NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
-    "now of a hit": (lambda value: RATE.hit("a", now=value), NOT_POSITIVE),
-    "now of a hit in a task": (
-        lambda value: awaited(lambda each: each.hit("a", now=value), "5/minute"),
-        NOT_POSITIVE,
-    ),
     "now without rules": (lambda value: Limiter().hit("a", now=value), NOT_POSITIVE),
-    "now of a check": (lambda value: RATE.check("a", now=value), NOT_POSITIVE),
-    "now of a record": (lambda value: RATE.record("a", now=value), NOT_POSITIVE),
-    "now of a hold": (lambda value: RATE.hold("a", now=value), NOT_POSITIVE),
     "now of a settlement": (lambda value: RATE.hold("a").settle(0, now=value), NOT_POSITIVE),
     "now of a release": (lambda value: RATE.hold("a").release(now=value), NOT_POSITIVE),
     "now of a confirmation": (lambda value: RATE.hold("a").confirm(now=value), NOT_POSITIVE),

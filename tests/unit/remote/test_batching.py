@@ -97,16 +97,6 @@ def numbered(count: int, now: float = 0.0) -> list[RecordedCall]:
 # --- Batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_single_call_is_sent_at_once() -> None:
-    traffic = Traffic()
-    [a] = calls("a")
-    traffic.add(a)
-    assert traffic.send() == [["a"]]
-    traffic.reply()
-    assert a.reply == "a"
-    assert not traffic.batcher.is_busy
-
-
 def test_calls_during_a_round_trip_are_sent_together_in_order() -> None:
     traffic = Traffic()
     traffic.add(*calls("a"))
@@ -189,15 +179,6 @@ def test_a_call_without_a_reply_fails() -> None:
 # --- Abandoned calls -------------------------------------------------------------------------------------------------
 
 
-def test_an_abandoned_call_is_sent_only_if_required() -> None:
-    traffic = Traffic()
-    hit, record = RecordedCall("hit"), RecordedCall("record", must_send=True)
-    hit.has_given_up = record.has_given_up = True
-    traffic.add(hit, record)
-    assert traffic.send() == [["record"]]
-    assert hit.state == OVER
-
-
 def test_only_abandoned_calls_leave_the_connection_idle() -> None:
     traffic = Traffic()
     [hit] = calls("a")
@@ -224,19 +205,6 @@ def test_a_reply_without_a_caller_is_passed_to_abandoned(reason: str) -> None:
 
 
 # --- Deadlines -------------------------------------------------------------------------------------------------------
-
-
-def test_only_the_expired_call_fails() -> None:
-    traffic = Traffic()
-    tight, patient = RecordedCall("tight", deadline=0.1), RecordedCall("patient")
-    traffic.add(tight, patient)
-    traffic.send()
-    assert traffic.batcher.alarm == 0.1
-    assert not traffic.batcher.expire(0.1)
-    assert isinstance(tight.error, StoreTimeout)
-    assert patient.error is None
-    traffic.reply(0.2)
-    assert patient.reply == "patient"
 
 
 @pytest.mark.parametrize("is_sent", [False, True])

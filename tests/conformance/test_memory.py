@@ -60,30 +60,6 @@ def clock() -> FakeClock:
 
 
 @each_rule
-def test_fresh_keys_are_removed_to_make_room(rule: Rule, clock: FakeClock) -> None:
-    store = MemoryStore(clock=clock)
-    limiter = Limiter(rule, name="room", store=store)
-    for number in range(2_000):
-        limiter.hit(f"key {number}")
-        clock.advance(1)
-    assert len(store) <= 2 * 2 * 60
-    assert store.overflowed == 0
-
-
-@each_rule
-def test_a_full_store_keeps_live_keys_and_new_keys_share_one(rule: Rule, clock: FakeClock) -> None:
-    store = MemoryStore(max_keys=10, clock=clock)
-    limiter = Limiter(rule, name="full", store=store)
-    for number in range(10):
-        limiter.hit(f"old {number}", 2)
-    assert store.overflowed == 0
-    assert [limiter.hit(f"new {number}").allowed for number in range(5)] == [True] * 3 + [False] * 2
-    assert store.overflowed == 5
-    assert [limiter.check(f"old {number}", 0).remaining for number in range(10)] == [1] * 10
-    assert len(store) <= 11
-
-
-@each_rule
 def test_a_hold_under_the_shared_key_is_released_there(rule: Rule, clock: FakeClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     limiter = Limiter(rule, name="full", store=store)

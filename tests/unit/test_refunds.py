@@ -3,9 +3,6 @@
 Promise 6: the level after a release is never below the level without the hold, never above the level with it, and equal if
 nothing else touched the key. Here each script is played in three worlds: without the hold, with it, and with its release.
 A hold that is settled in part is compared with a hold of the part that stays.
-
-Promise 8 in the same scripts, with a clock set back at any step: the bucket contains all units that still count at the end,
-as if the refunded units had never been charged.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from headgate.quota import MAX_UNITS
 pytestmark = pytest.mark.deep
 
 START = 100
-"""The first tick of every script; early enough to go back from."""
+"""The first tick of every script."""
 
 
 class Event(NamedTuple):
@@ -112,37 +109,6 @@ def check_each_release(bucket: TokenBucket, script: Script, start: State | None 
             assert released.level(at) == never.level(at), (bucket, script, settlement)
 
 
-def counted_charges(script: Script) -> Script:
-    """Return the charges of a script, and its holds as charges of the units that they keep."""
-    stays = {event.name: event.units for event in script if event.kind == "settle"}
-    charges = (event for event in script if event.kind != "settle")
-    return [event._replace(kind="charge", units=stays.get(event.name, event.units)) for event in charges]
-
-
-def check_counted_charges(bucket: TokenBucket, script: Script) -> None:
-    """Check that the bucket contains all units that still count when the clock has caught up."""
-    world, counting = World(bucket), World(bucket)
-    latest = START
-    for event, counted in zip_events(script, counted_charges(script)):
-        latest = max(latest, event.at)
-        old = world.state and world.state[0]
-        world.play(event)
-        if counted is not None:
-            if world.state is None or world.state[0] != old:
-                # The state was fresh, so earlier units and their time may be lost.
-                counting.state = None
-            counting.play(counted)
-        if world.state is None:
-            counting.state = None
-        assert world.level(latest) >= counting.level(latest), (bucket, script, event)
-
-
-def zip_events(script: Script, charges: Script) -> Iterator[tuple[Event, Event | None]]:
-    rest = iter(charges)
-    for event in script:
-        yield event, None if event.kind == "settle" else next(rest)
-
-
 # --- Scripts ---------------------------------------------------------------------------------------------------------
 
 SHAPES = [TokenBucket("x", 20, n, d, 1) for n, d in ((1, 1), (2, 3), (3, 1))]
@@ -211,15 +177,6 @@ def test_nested_releases_restore_the_previous_states() -> None:
             assert world.state == (before if bucket.fresh_at(before) > at else None)
             if world.state is None:
                 break
-
-
-# --- Promise 8: time going backwards grants nothing -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bucket", SHAPES, ids=["1", "2/3", "3"])
-def test_clock_set_back_at_any_step_refunds_no_counted_units(bucket: TokenBucket) -> None:
-    for script in two_holds((-4, 0, 3)):
-        check_counted_charges(bucket, script)
 
 
 # --- The largest numbers ---------------------------------------------------------------------------------------------

@@ -22,17 +22,14 @@ from headgate import (
     ConfigError,
     Limiter,
     MemoryStore,
-    Quota,
     SQLiteStore,
     concurrent,
     local,
     open_store,
-    sliding_window,
 )
 from headgate.client import ServerStore
 from headgate.http import by_address
 from headgate.http.asgi import RateLimitMiddleware
-from headgate.http.client.httpx import RateLimitTransport
 from headgate.observe import RedactingFilter, TopKeys
 from headgate.observe.opentelemetry import OpenTelemetryHook
 from headgate.observe.prometheus import PrometheusHook, ShadowHook
@@ -169,8 +166,6 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
         NOT_POSITIVE,
     ),
     "deadline of a memory store": (lambda value: open_store("memory://", deadline=value), NOT_POSITIVE),
-    "deadline of a Redis store": (lambda value: open_store("redis://db", deadline=value), NOT_POSITIVE),
-    "deadline of a server": (lambda value: ServerStore(URL, deadline=value), NOT_POSITIVE),
     "quotas_for": (
         lambda value: Limiter("5/minute", quotas=lambda key, tier: None, quotas_for=value),
         NOT_POSITIVE,
@@ -180,22 +175,11 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
     "quota_for without a quota": (lambda value: middleware(quota_for=value), NOT_POSITIVE),
     "cost of a request": (lambda value: middleware(cost=value), NOT_POSITIVE),
     "statuses that count": (lambda value: middleware(count=[value]), (*NOT_POSITIVE, 99, 600)),
-    "statuses that are refusals": (
-        lambda value: RateLimitTransport(None, statuses=[value]),
-        (*NOT_POSITIVE, 99, 600),
-    ),
-    "retries": (lambda value: RateLimitTransport(None, retries=value), NOT_POSITIVE),
-    "max_wait": (lambda value: RateLimitTransport(None, max_wait=value), NOT_POSITIVE),
-    "jitter": (lambda value: RateLimitTransport(None, jitter=value), NOT_POSITIVE),
     "share": (lambda value: local(share=value), (*NOT_NUMBERS, -1, math.inf)),
     "timeout of a file": (lambda value: SQLiteStore(":memory:", timeout=value), NOT_POSITIVE),
-    "max_keys": (lambda value: MemoryStore(max_keys=value), NOT_POSITIVE),
+    "max_keys": (lambda value: MemoryStore(max_keys=value), (*NOT_POSITIVE, 0, 10**400)),
     "max_notes": (lambda value: MemoryStore(max_notes=value), NOT_POSITIVE),
-    "limit": (lambda value: Quota(value, 60_000_000), NOT_POSITIVE),
-    "burst": (lambda value: Quota(5, 60_000_000, value), NOT_POSITIVE),
-    "places": (lambda value: concurrent(value, lease="60s"), NOT_POSITIVE),
     "lease": (lambda value: concurrent(5, lease=value), NOT_POSITIVE),
-    "buckets": (lambda value: sliding_window("5/minute", buckets=value), NOT_POSITIVE),
     "hops": (lambda value: by_address(hops=value), NOT_POSITIVE),
     "ipv6_prefix": (lambda value: by_address(ipv6_prefix=value), NOT_POSITIVE),
     "batch": (lambda value: table_of_five().cleanup(None, batch=value), NOT_POSITIVE),

@@ -182,17 +182,6 @@ def test_unknown_style_name_is_refused(wrong: Any) -> None:
         Writer((), wrong)
 
 
-def test_each_header_family_can_be_disabled() -> None:
-    limiter = Limiter("5/minute")
-    decision = limiter.hit("a")
-    assert not [name for name in fields_of(limiter, decision, x_ratelimit=None) if name.startswith("x-")]
-    assert set(fields_of(limiter, decision, ratelimit=None)) == {
-        "x-ratelimit-limit",
-        "x-ratelimit-remaining",
-        "x-ratelimit-reset",
-    }
-
-
 @pytest.mark.parametrize("revision", [6, 7, 11])
 @pytest.mark.parametrize("reset", ["epoch", None])
 def test_style_lists_exactly_the_header_names_it_writes(revision: int, reset: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -341,14 +342,32 @@ def test_nothing_is_registered_on_platforms_without_fork() -> None:
     assert result.stdout.strip() == "True"
 
 
-REGISTRATIONS_OF_THEIR_OWN = {"_fork.py"}
+PACKAGE = Path(_fork.__file__).parent
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+OTHER_LOCKS = {
+    # Their objects have hooks of the fork.
+    *(
+        "_fair_queue.py",
+        "leases/chunks.py",
+        "stores/base.py",
+        "stores/counters.py",
+        "stores/remote/threads.py",
+    ),
+    "stores/sqlite_file.py",
+    # Of one call, or of one hold.
+    *("_concurrency.py", "_holding.py", "stores/remote/wakeup.py"),
+    # Only for tests.
+    *("testing/contract/races.py", "testing/postgres_server.py"),
+}
+"""Modules with a lock that is not watched itself."""
 
 
 def test_hooks_are_registered_in_one_place() -> None:
-    package = Path(_fork.__file__).parent
-    found = {
-        path.relative_to(package).as_posix()
-        for path in package.rglob("*.py")
-        if "os.register_at_fork(" in path.read_text()
-    }
-    assert found <= REGISTRATIONS_OF_THEIR_OWN
+    assert {name for name, text in SOURCES.items() if "os.register_at_fork(" in text} == {"_fork.py"}
+
+
+def test_every_other_lock_is_watched() -> None:
+    """Otherwise a child could wait without end for a thread of its parent."""
+    lock = re.compile(r"(?<!watch\()threading\.(?:R?Lock|Condition|Semaphore)\(\)")
+    found = {name for name, text in SOURCES.items() if name != "_fork.py" and lock.search(text)}
+    assert found == OTHER_LOCKS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,7 @@ from headgate.policy import LivePolicy, Policy
 from headgate.stores import Gate
 from headgate.stores.counters import MemoryGate
 from headgate.testing import FakeClock
-from tests.unit.processes import SECONDS_TO_LIVE, forking, in_child
+from tests.unit.processes import forking, in_child
 from tests.unit.recorder import Recorder
 
 
@@ -205,28 +204,6 @@ def test_hook_receives_events_of_guard_and_wait() -> None:
         guarded()
     assert limiter.wait("a")
     assert [event[2].allowed for event in recorder.events[1:]] == [True, False, False, True]
-
-
-@forking
-def test_fork_releases_locks_held_by_threads_of_the_parent() -> None:
-    prometheus, log = PrometheusHook(registry=CollectorRegistry(), top_keys=1), LogHook()
-    limiter = Limiter("0/minute", name="login", store="memory://", hooks=[Broken(), prometheus, log])
-    hooks = limiter.gate._hooks  # type: ignore[attr-defined]
-    are_held, may_end = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with hooks._lock, prometheus._lock, prometheus._refused._lock, log._lock:
-            are_held.set()
-            may_end.wait(SECONDS_TO_LIVE)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert are_held.wait(SECONDS_TO_LIVE)
-        assert in_child(lambda: not limiter.hit("ada").allowed)
-    finally:
-        may_end.set()
-        thread.join()
 
 
 @forking

@@ -18,7 +18,6 @@ from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.flavours import done, entered
 from tests.unit.policy.conftest import Author
-from tests.unit.processes import forking, in_child
 from tests.unit.recorder import Recorder
 
 Follow = Callable[..., Any]
@@ -627,35 +626,6 @@ async def test_the_log_describes_the_changes(
     ]
 
 
-# Forks
-
-
-@forking
-def test_a_fork_releases_locks_held_by_threads_of_the_parent(author: Author) -> None:
-    author.write('[limiters.login]\nrules = ["5/minute", { quota = "3/minute", name = "s", shadow = true }]')
-    live = LivePolicy.from_file(author.path)
-    limiter = live["login"]
-    are_held, may_end = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with live._reloading, limiter._lock, limiter.current.shadows[0].tally._lock:
-            are_held.set()
-            may_end.wait(PATIENCE)
-
-    def work() -> bool:
-        author.limit("7/minute")
-        return limiter.hit("ada").allowed and live.reload() and limiter.rules[0].quota.limit == 7
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert are_held.wait(PATIENCE)
-        assert in_child(work)
-    finally:
-        may_end.set()
-        thread.join()
-
-
 # At the same time
 
 
@@ -687,37 +657,6 @@ def test_hits_in_threads_during_reloads_never_exceed_the_limit(
             is_over.set()
         total = sum(each.result() for each in hits)
     assert 38 <= total <= 40
-
-
-async def test_holds_of_tasks_during_reloads_are_released_completely(author: Author, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/limits.db"
-    author.limit("30/hour", url)
-    async with AsyncLivePolicy.from_file(author.path) as live:
-        limiter = live["login"]
-        most = 0
-
-        async def hold() -> None:
-            nonlocal most
-            for _ in range(5):
-                pending = await limiter.hold("ada", 3)
-                if pending:
-                    most = max(most, 30 - (await limiter.check("ada", 0)).remaining)
-                    await pending.release()
-
-        async def reload() -> None:
-            for number in range(20):
-                author.limit(f"{30 - number % 2}/hour", url)
-                live.reload()
-                await asyncio.sleep(0)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(reload())
-            for _ in range(12):
-                group.create_task(hold())
-        author.limit("30/hour", url)
-        live.reload()
-        assert 0 < most <= 30
-        assert (await limiter.check("ada")).remaining == 29
 
 
 @pytest.mark.parametrize("policy", ["headgate.toml", Path("headgate.toml"), None, {}], ids=repr)

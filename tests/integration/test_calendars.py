@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -54,12 +53,6 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
     store = open_store(request.getfixturevalue(f"headgate_{request.param}_url"))
     yield store
     store.close()
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for a limiter."""
-    return secrets.token_hex(8)
 
 
 def test_clock_of_the_server_selects_the_window(store: Any, name: str, local_clock: LocalClock) -> None:

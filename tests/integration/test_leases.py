@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 
 import pytest
 
@@ -21,12 +20,6 @@ RULES = {
 SHARED = sliding_window(f"{10 * LIMIT}/day", scope="*")
 KEY = {"user": "42"}
 LEASE = "1h"
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for a limiter."""
-    return secrets.token_hex(8)
 
 
 @pytest.mark.parametrize("store", ["redis", "postgres"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +21,10 @@ from headgate.testing.servers import RedisServer, answers_ping
 from tests.faults.proxy import FaultProxy
 from tests.integration.deadlines import PATIENCE
 from tests.integration.waiting import until, until_async
-from tests.unit.flavours import done
+from tests.unit.flavours import Flavour, done
 
 pytestmark = pytest.mark.usefixtures("deadlines")
 
-Flavour = type[Limiter] | type[AsyncLimiter]
 AnyServer = RedisServer | PostgresServer
 Break = Callable[[AnyServer], Callable[[], object]]
 
@@ -51,18 +49,6 @@ def server(request: pytest.FixtureRequest, servers: dict[str, AnyServer]) -> Ite
     found.resume()
     if not (isinstance(found, RedisServer) and answers_ping(found.port)):
         found.start()
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["threads", "tasks"])
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    kind: Flavour = request.param
-    return kind
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for a limiter."""
-    return secrets.token_hex(8)
 
 
 def store_on(server: AnyServer, deadline: float = PATIENCE, port: int | None = None) -> Any:

@@ -11,14 +11,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, StoreMisconfigured, StoreOverloaded, StoreUnavailable
+from headgate import StoreMisconfigured, StoreOverloaded, StoreUnavailable
 from headgate.client import ServerStore
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
-from tests.unit.flavours import done
+from tests.unit.flavours import Flavour, done
 
 AnyStore = RedisStore | PostgresStore | ServerStore
-Flavour = type[Limiter] | type[AsyncLimiter]
 PATIENCE = 60.0
 """Seconds; only a failing test waits until the end."""
 
@@ -87,12 +86,6 @@ def places(headgate_redis_url: str, headgate_postgres_server: str) -> Iterator[d
             stack.callback(server.shutdown)
             found[kind] = f"127.0.0.1:{server.server_address[1]}"
         yield found
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    kind: Flavour = request.param
-    return kind
 
 
 def store_at(url: str, deadline: float = PATIENCE) -> AnyStore:

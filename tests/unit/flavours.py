@@ -10,6 +10,7 @@ from typing import Any
 from headgate import AsyncLimiter, Hold, Limiter
 
 AnyLimiter = Limiter | AsyncLimiter
+Flavour = type[Limiter] | type[AsyncLimiter]
 
 
 async def done(result: Any) -> Any:

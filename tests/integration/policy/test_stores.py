@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ deadline = {deadline}
 def url(request: pytest.FixtureRequest) -> str:
     found: str = request.getfixturevalue(f"headgate_{request.param}_url")
     return found
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for a limiter."""
-    return secrets.token_hex(8)
 
 
 def write(file: Path, name: str, url: str, quota: str, deadline: float = 30) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import psycopg
@@ -25,12 +24,6 @@ def empty_url(headgate_postgres_server: str) -> Iterator[str]:
     """An empty database for one test."""
     with new_database(headgate_postgres_server) as url:
         yield url
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for a limiter or a table."""
-    return f"n{secrets.token_hex(8)}"
 
 
 @pytest.fixture

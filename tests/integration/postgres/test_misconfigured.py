@@ -14,19 +14,11 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headgate import AsyncLimiter, ConfigError, Limiter, StoreError
+from headgate import ConfigError, StoreError
 from headgate.stores.postgres import PostgresStore
 from headgate.testing.postgres_server import PostgresServer
 from tests.integration.waiting import until
-from tests.unit.flavours import done
-
-Flavour = type[Limiter] | type[AsyncLimiter]
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    kind: Flavour = request.param
-    return kind
+from tests.unit.flavours import Flavour, done
 
 
 def _role(url: str, name: str, *statements: str) -> str:

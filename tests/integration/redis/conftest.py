@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -16,12 +15,6 @@ def url(request: pytest.FixtureRequest) -> str:
     """A server that all tests share; each test uses a unique name."""
     found: str = request.getfixturevalue(f"headgate_{request.param}_url")
     return found
-
-
-@pytest.fixture
-def name() -> str:
-    """A unique name for a limiter."""
-    return secrets.token_hex(8)
 
 
 @pytest.fixture

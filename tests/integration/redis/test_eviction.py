@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.eviction import read_policy
 from headgate.testing.servers import RedisServer
-from tests.unit.flavours import done
-
-Flavour = type[Limiter] | type[AsyncLimiter]
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    kind: Flavour = request.param
-    return kind
+from tests.unit.flavours import Flavour, done
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])

@@ -10,20 +10,12 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, Limiter, StoreError, StoreMisconfigured, StoreUnavailable
+from headgate import ConfigError, Limiter, StoreError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing.servers import RedisServer
 from tests.integration.redis.cluster import find_low_port
 from tests.integration.waiting import until
-from tests.unit.flavours import close, done
-
-Flavour = type[Limiter] | type[AsyncLimiter]
-
-
-@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
-def flavour(request: pytest.FixtureRequest) -> Flavour:
-    kind: Flavour = request.param
-    return kind
+from tests.unit.flavours import Flavour, close, done
 
 
 @contextmanager

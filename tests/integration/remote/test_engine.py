@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,10 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import psycopg
 import pytest
-import redis
-from psycopg.conninfo import make_conninfo
 
 from headgate import (
     AsyncLimiter,
@@ -26,50 +22,12 @@ from headgate import (
     sliding_window,
 )
 from headgate.stores.base import Answer
-from headgate.stores.postgres import PostgresStore
-from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
 from tests.faults.proxy import FaultProxy
 from tests.integration.deadlines import Deadlines
 from tests.integration.waiting import until
+from tests.integration.worlds import PATIENT, Store, World
 from tests.unit.processes import Interrupted, interrupts
-
-PATIENT = 60.0
-"""Seconds; long, because most of these tests do not check deadlines."""
-
-Store = RedisStore | PostgresStore
-
-
-class World:
-    """A server and the number of our connections."""
-
-    def __init__(self, kind: str, url: str) -> None:
-        self.kind = kind
-        self.url = url
-        self.name = f"n{secrets.token_hex(8)}"
-
-    def store(self, *, port: int | None = None, deadline: float = PATIENT) -> Store:
-        """Return a store whose connections have a unique name."""
-        if self.kind == "redis":
-            url = self.url if port is None else self.url.replace(f":{self.port}", f":{port}")
-            return RedisStore(f"{url}?client_name={self.name}", deadline=deadline)
-        rest = {} if port is None else {"host": "127.0.0.1", "port": str(port)}
-        return PostgresStore(make_conninfo(self.url, application_name=self.name, **rest), deadline=deadline)
-
-    @property
-    def port(self) -> int:
-        if self.kind == "redis":
-            return int(self.url.rpartition(":")[2].partition("/")[0])
-        return int(psycopg.conninfo.conninfo_to_dict(self.url)["port"] or 5432)
-
-    def connections(self) -> int:
-        if self.kind == "redis":
-            with redis.Redis.from_url(self.url) as client:
-                return sum(entry["name"] == self.name for entry in client.client_list())
-        with psycopg.connect(self.url) as connection:
-            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
-            [count] = connection.execute(query, (self.name,)).fetchone() or [0]
-            return int(count)
 
 
 @pytest.fixture(params=["redis", "postgres"])

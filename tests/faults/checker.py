@@ -35,6 +35,9 @@ DEADLINES = {"settle": 2, "wait": 4}
 """The number of requests, with a deadline each, of operations that make several: to settle at more units than were held
 takes two, and to wait takes several, and the time between them."""
 
+GRACE_US = 1_000_000
+"""The longest grace period for replies after a process was stopped: as long as the process was late."""
+
 
 class Violation(NamedTuple):
     """A promise that was broken.
@@ -179,9 +182,9 @@ def check_durations(history: History) -> Iterator[Violation]:
                 for pause in history.pauses
                 if pause.worker in (call.worker, -1)
             )
-            took = call.end - call.start - stopped
-            if took > longest:
-                detail = f"it took {took} us; at most {longest} are allowed"
+            took, allowed = call.end - call.start - stopped, longest + min(stopped, GRACE_US)
+            if took > allowed:
+                detail = f"it took {took} us; at most {allowed} are allowed"
                 yield Violation("outlived its deadline", call.limiter, call.key, 0, call, detail)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -332,6 +333,16 @@ def test_all_waiting_calls_fail_if_connecting_fails() -> None:
     traffic.batcher.cannot_connect(OSError("refused"))
     assert [str(call.error) for call in waiting] == ["OSError: refused"] * 2
     assert waiting[0].error is not waiting[1].error
+
+
+def test_an_interrupted_failure_loses_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler may raise in a thread that tells the others that connecting failed."""
+    traffic, [call] = Traffic(), calls("a")
+    traffic.add(call)
+    monkeypatch.setattr(RecordedCall, "deliver", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        traffic.batcher.cannot_connect(OSError("refused"))
+    assert list(traffic.batcher.waiting) == [call]
 
 
 def test_a_lost_connection_fails_sent_calls() -> None:

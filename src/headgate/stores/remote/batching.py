@@ -217,7 +217,8 @@ class Batcher:
         """Fail all waiting calls, because connecting failed."""
         self._connect_due = _NEVER
         while self.waiting:
-            self.waiting.popleft().fail(self._failure(cause))
+            self.waiting[0].fail(self._failure(cause))
+            self.waiting.popleft()
 
     def drop_abandoned(self) -> None:
         """Drop the waiting calls whose callers are gone, unless they must be sent."""

@@ -1,4 +1,4 @@
-"""Limits of doubles: with the largest allowed numbers, the script decides like the Python functions."""
+"""With the largest allowed numbers, near 2^53, Lua and SQL decide like the Python functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 
@@ -23,6 +24,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
+from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock, ReferenceStore
 from tests.searching import SEEDS
@@ -36,7 +38,8 @@ class Twins:
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
-        self.store, self.reference = RedisStore(url, deadline=30), ReferenceStore(clock=self.clock)
+        kind = RedisStore if url.startswith("redis") else PostgresStore
+        self.store, self.reference = kind(url, deadline=30), ReferenceStore(clock=self.clock)
         self.limiters = [
             Limiter(*rules, name=name, store=store, clock=self.clock, on_store_error="raise")
             for store in (self.store, self.reference)
@@ -77,6 +80,12 @@ def _answer(call: Any, args: Any, options: Any) -> Any:
         return call(*args, **options)
     except CostTooHigh as error:
         return "too high", error.cost, error.capacity, error.rule
+
+
+@pytest.fixture(params=["redis", "valkey", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    found: str = request.getfixturevalue(f"headgate_{request.param}_url")
+    return found
 
 
 @pytest.fixture
@@ -164,7 +173,7 @@ STEPS = [*["hit"] * 2, *["hold", "time"] * 3, *["settle", "confirm"] * 2, "recor
 @pytest.mark.parametrize("quotas", BUCKETS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_token_buckets_match_the_reference_exactly(
-    twins: Any, client: redis.Redis, name: str, quotas: str, seed: int
+    twins: Any, url: str, name: str, quotas: str, seed: int
 ) -> None:
     """Holds released early, late and in any order, a clock that goes back, and from time to time another tier."""
     quotas_of = dict(zip((None, "other"), BUCKETS[quotas], strict=True))
@@ -201,11 +210,11 @@ def test_token_buckets_match_the_reference_exactly(
             case "tier":
                 tier = choose.choice([None, "other"])
         both.agree()
-        states = {state[1:] for state, _ in both.reference.states.values()}
-        assert {state[1:] for state in states_of(client, name, "<7d")} == states
+        states = [list(state[1:]) for state, _ in both.reference.states.values()]
+        assert [state[1:] for state in stored(url, name)] == states
 
 
-def test_a_release_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
+def test_a_release_stays_in_the_exact_range(twins: Any, url: str, name: str) -> None:
     """At the time before the hold the bucket was full; with the later hit it would exceed its capacity."""
     both = twins(token_bucket(BUCKETS["full"][0]))
     both.both("hit", "alice", 2_502_000)
@@ -214,17 +223,23 @@ def test_a_release_stays_in_the_exact_range(twins: Any, client: redis.Redis, nam
     both.both("hit", "alice", 3)
     hold.settle(0)
     [(state, _)] = both.reference.states.values()
-    [(_, *numbers)] = states_of(client, name, "<7d")
+    [(_, *numbers)] = stored(url, name)
     assert tuple(numbers) == state[1:]
 
 
-def states_of(client: redis.Redis, name: str, layout: str) -> list[tuple[float, ...]]:
-    keys: Any = client.keys(f"*{name}*")
-    values: list[Any] = [client.get(key) for key in keys]
-    return [struct.unpack(layout, value) for value in values]
+def stored(url: str, name: str) -> list[list[int]]:
+    """Return the numbers of all states of a limiter on the server."""
+    if url.startswith("redis"):
+        with redis.Redis.from_url(url) as client:
+            keys: Any = client.keys(f"*{name}*")
+            values: list[Any] = [client.get(key) for key in keys]
+        return [[int(number) for (number,) in struct.iter_unpack("<d", value)] for value in values]
+    with psycopg.connect(url) as connection:
+        query = "SELECT state FROM headgate_states WHERE encode(key, 'escape') LIKE %s"
+        return [state for (state,) in connection.execute(query, (f"%{name}%",))]
 
 
-def test_refund_total_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
+def test_refund_total_stays_in_the_exact_range(twins: Any, url: str, name: str) -> None:
     """Before that, the state is reset, so that an old hold gives back nothing."""
     both = twins(token_bucket(Quota(1, 86_400_000_000, 100_000_000)))
     both.both("hit", "alice", 5)
@@ -236,11 +251,11 @@ def test_refund_total_stays_in_the_exact_range(twins: Any, client: redis.Redis, 
     before = both.both("check", "alice", 0)
     old.settle(0)
     assert both.both("check", "alice", 0) == before
-    [(_, _, _, refunded, *_)] = states_of(client, name, "<7d")
+    [(_, _, _, refunded, *_)] = stored(url, name)
     assert refunded <= MAX_UNITS
 
 
-def test_many_leases_match_the_reference_exactly(twins: Any, client: redis.Redis, name: str) -> None:
+def test_many_leases_match_the_reference_exactly(twins: Any, url: str, name: str) -> None:
     """Leases of two lengths, ended in any order, by a clock that also goes back."""
     both = twins(concurrent(500, lease="60s", tiers={"other": 300}))
     shorter = concurrent(500, lease="7s", tiers={"other": 300})
@@ -275,7 +290,7 @@ def test_many_leases_match_the_reference_exactly(twins: Any, client: redis.Redis
         both.agree()
         most = max(most, *(len(state) for state, _ in both.reference.states.values()), 0)
         expected = [_as_kept(state) for state, _ in both.reference.states.values()]
-        assert [kept[1:] for kept in _leases(client, name)] == expected
+        assert [kept[1:] for kept in _leases(url, name)] == expected
     assert most > 3 * 200
 
 
@@ -286,11 +301,8 @@ def _as_kept(state: tuple[int, ...]) -> list[int]:
     return [latest, sum(leases[2::3]), *ends_and_units]
 
 
-def _leases(client: redis.Redis, name: str) -> list[list[int]]:
-    keys: Any = client.keys(f"*{name}*")
-    values: list[Any] = [client.get(key) for key in keys]
-    rows = [[int(number) for (number,) in struct.iter_unpack("<d", value)] for value in values]
-    return [row[:3] + [number for i, number in enumerate(row[3:]) if i % 3 != 1] for row in rows]
+def _leases(url: str, name: str) -> list[list[int]]:
+    return [row[:3] + [number for i, number in enumerate(row[3:]) if i % 3 != 1] for row in stored(url, name)]
 
 
 def test_long_log_is_counted_exactly(twins: Any) -> None:

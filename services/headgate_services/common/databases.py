@@ -7,7 +7,8 @@ import sqlite3
 from asyncio import sleep
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import Any, Literal, cast
+from importlib import resources
+from typing import Any, ClassVar, Literal, cast
 
 from sqlalchemy import URL, Connection, NullPool, event, make_url, text
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
@@ -15,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from headgate import StoreUnavailable
-from headgate.migrations import Migration, MigrationError, apply_async
+from headgate.migrations import Migration, MigrationError, apply_async, read_migrations
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.urls import check_credentials
 from headgate_services.common.deadlines import DEFAULT_LIMIT, within
@@ -60,10 +61,17 @@ FAILURES = (OperationalError, InterfaceError, PoolTimeout, DatabaseDown)
 class SqlDatabase:
     """A database behind SQLAlchemy. Requests wait at most `timeout` seconds, and fail at once while it is down.
 
+    Attributes:
+        package: The package with the folder `migrations`.
+        record: The table of applied migrations.
+
     Args:
         url: The URL of the database, with an asynchronous driver.
         timeout: Time limit of a block on PostgreSQL, in seconds.
     """
+
+    package: ClassVar[str]
+    record: ClassVar[str]
 
     def __init__(self, url: URL, timeout: float = DEFAULT_LIMIT) -> None:
         self._url = url
@@ -101,7 +109,12 @@ class SqlDatabase:
                 async with self.engine.connect() as connection:
                     yield connection
 
-    async def apply(self, migrations: Sequence[Migration], record: str) -> list[Migration]:
+    @classmethod
+    def migrations(cls) -> list[Migration]:
+        """Return the migrations for SQLite and PostgreSQL, in order."""
+        return read_migrations(resources.files(cls.package).joinpath("migrations"))
+
+    async def migrate(self, migrations: Sequence[Migration] | None = None) -> list[Migration]:
         """Apply missing migrations, and return them.
 
         Raises:
@@ -117,9 +130,10 @@ class SqlDatabase:
                 return rows
 
             dialect = cast(Literal["postgresql", "sqlite"], connection.dialect.name)
-            return await apply_async(execute, migrations, record, dialect, refuse_newer=True, must_write=True)
+            known = self.migrations() if migrations is None else migrations
+            return await apply_async(execute, known, self.record, dialect, refuse_newer=True, must_write=True)
 
-    async def check(self, migrations: Sequence[Migration], record: str) -> None:
+    async def prepare(self) -> None:
         """Apply missing migrations at start-up.
 
         Raises:
@@ -127,7 +141,7 @@ class SqlDatabase:
         """
         try:
             _try_sqlite(self._url)
-            await self.apply(migrations, record)
+            await self.migrate()
         except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
             raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
 

@@ -27,7 +27,7 @@ from headgate_services.mail.providers import EmailProvider
 from headgate_services.mail.rate_limiter import GlobalRateLimiter
 from headgate_services.mail.routes import api, demo_api
 from headgate_services.mail.services import Services, build_limiter, build_services
-from headgate_services.mail.storage.database import MIGRATIONS, MailDatabase, all_migrations
+from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.queries import inbox_of_address
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ async def _check_database(settings: Settings) -> None:
     The application does this too, but an error inside the server would be a traceback.
     """
     async with aclosing(MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)) as database:
-        await database.check(all_migrations(), MIGRATIONS)
+        await database.prepare()
 
 
 async def _check_store(settings: Settings) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 import secrets
 from hashlib import sha256
-from importlib import resources
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, text
 
 from headgate import ConfigError
 from headgate.clock import Clock, WallClock
-from headgate.migrations import read_migrations
 from headgate_services.common.databases import SqlDatabase
 from headgate_services.common.deadlines import DEFAULT_LIMIT
 from headgate_services.tiers.limits import SIGNED_IN
@@ -78,18 +76,12 @@ class KeyTable(SqlDatabase):
         timeout: Time limit of an operation on PostgreSQL, in seconds.
     """
 
+    package = "headgate_services.tiers"
+    record = "headgate_tier_migrations"
+
     def __init__(self, url: URL, clock: Clock | None = None, *, timeout: float = DEFAULT_LIMIT) -> None:
         super().__init__(url, timeout)
         self._clock = WallClock() if clock is None else clock
-
-    async def prepare(self) -> None:
-        """Create the tables if they do not exist.
-
-        Raises:
-            SettingsError: The database cannot be used.
-        """
-        migrations = read_migrations(resources.files(__package__).joinpath("migrations"))
-        await self.check(migrations, record="headgate_tier_migrations")
 
     async def find(self, key: str) -> User | None:
         """Return the owner of a key; `None` if the key is unknown or revoked."""

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from headgate.migrations import Migration
 from headgate_services.common.databases import statements_of
 from headgate_services.mail import Settings
-from headgate_services.mail.storage.database import MailDatabase, all_migrations
+from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.models import Base, Inbox
 from tests.apps.mail.conftest import Start
 
@@ -85,24 +85,25 @@ async def test_the_migrations_make_the_tables_that_the_models_describe(database_
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    assert [step.number for step in all_migrations()] == list(range(1, len(all_migrations()) + 1))
+    numbers = [step.number for step in MailDatabase.migrations()]
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 async def test_processes_that_start_together_do_not_migrate_twice(database_url: str) -> None:
     async with opened(database_url) as one, opened(database_url) as two:
         applied = await asyncio.gather(one.migrate(), two.migrate(), one.migrate(), two.migrate())
-    assert sorted(applied) == [[], [], [], all_migrations()]
+    assert sorted(applied) == [[], [], [], MailDatabase.migrations()]
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind(database_url: str) -> None:
     bad = Migration(9, "bad", "CREATE TABLE half (id TEXT);\nCREATE TABLE half (id TEXT);\n")
     async with opened(database_url) as database:
         with pytest.raises(DBAPIError):
-            await database.migrate([*all_migrations(), bad])
+            await database.migrate([*MailDatabase.migrations(), bad])
         assert await tables(database) == set()
         await database.migrate()
         with pytest.raises(DBAPIError):
-            await database.migrate([*all_migrations(), bad])
+            await database.migrate([*MailDatabase.migrations(), bad])
         assert "half" not in await tables(database)
 
 

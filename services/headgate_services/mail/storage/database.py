@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import resources
 
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from headgate.migrations import Migration, read_migrations
 from headgate_services.common.databases import SqlDatabase
 from headgate_services.common.deadlines import DEFAULT_LIMIT
-
-MIGRATIONS = "headgate_mail_migrations"
-"""The table with the applied migrations."""
 
 
 class MailDatabase(SqlDatabase):
     """Sessions on one database."""
+
+    package = "headgate_services.mail.storage"
+    record = "headgate_mail_migrations"
 
     def __init__(self, url: URL, timeout: float = DEFAULT_LIMIT) -> None:
         super().__init__(url, timeout)
@@ -36,17 +34,3 @@ class MailDatabase(SqlDatabase):
         """Provide a session whose changes are committed at the end of the block, or rolled back if it raises."""
         async with self.guard(), self._writers() as session, session.begin():
             yield session
-
-    async def migrate(self, migrations: Sequence[Migration] | None = None) -> list[Migration]:
-        """Apply missing migrations, and return them.
-
-        Raises:
-            MigrationError: The database has migrations of a newer version of this program.
-        """
-        found = all_migrations() if migrations is None else migrations
-        return await self.apply(found, record=MIGRATIONS)
-
-
-def all_migrations() -> list[Migration]:
-    """Return the migrations for SQLite and PostgreSQL, in order."""
-    return read_migrations(resources.files(__package__).joinpath("migrations"))

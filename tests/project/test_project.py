@@ -135,7 +135,7 @@ THIRD_PARTIES = {
     "headgate_server.http": {"httptools"},
     "headgate_services.demo": {"fastapi", "httpx", "structlog", "uvicorn"},
     "headgate_services.common.databases": {"sqlalchemy"},
-    "headgate_services.common.environment": {"pydantic_settings"},
+    "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
     "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
     "headgate_services.common.metrics": {"prometheus_client"},

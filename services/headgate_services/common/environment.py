@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
+from pydantic import BeforeValidator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headgate_services.common.settings import explained_errors
+
+
+def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
+    """Return a validator that parses text; values of other types, such as defaults of tests, are unchanged."""
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
 class ServiceSettings(BaseSettings):
@@ -20,6 +27,7 @@ class ServiceSettings(BaseSettings):
         env_ignore_empty=True,
         extra="forbid",
         frozen=True,
+        arbitrary_types_allowed=True,
         hide_input_in_errors=True,
     )
 

@@ -20,6 +20,7 @@ import httpx
 from headgate import Limiter
 from headgate.stores.postgres import migrate
 from headgate_server import BoundedProtocol, open_app
+from headgate_services.common.databases import database_url
 from headgate_services.demo.bot_api import BotApiStandIn
 from headgate_services.demo.callers import Customers, Visitors
 from headgate_services.demo.hosting import Hosted, listen_near
@@ -27,7 +28,6 @@ from headgate_services.demo.services import PAGES, PORTS, demo_settings, make_se
 from headgate_services.demo.traffic import DemoTraffic
 from headgate_services.petitions.logs import configure_logging
 from headgate_services.telegram.webhook import REFUSAL
-from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.keys import KeyTable
 
 __all__ = ["DemoOptions", "RunningDemo", "running_demo"]
@@ -175,9 +175,9 @@ async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
     await asyncio.gather(*(each.start() for each in hosted))
 
 
-async def _api_keys(database_url: str) -> dict[str, str]:
+async def _api_keys(database: str) -> dict[str, str]:
     """Create a key for each tier, and one for the user of the demo."""
-    async with aclosing(KeyTable(TiersSettings(database_url=database_url).database)) as table:
+    async with aclosing(KeyTable(database_url(database))) as table:
         keys = {tier: (await table.create(f"{tier}-user", tier)).key for tier in _TIERS}
         return {**keys, "you": (await table.create("you", "plus")).key}
 

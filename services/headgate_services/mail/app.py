@@ -86,7 +86,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(ApiKeyGuard, key=key)
     app.add_middleware(
         CORSMiddleware,
-        allow_origins=settings.allowed_origins,
+        allow_origins=settings.cors_origins,
         allow_methods=["*"],
         allow_headers=["*"],
         expose_headers=[

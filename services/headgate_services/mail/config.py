@@ -6,19 +6,13 @@ import re
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import NoDecode
 from sqlalchemy import URL
 
 from headgate.quota import MAX_UNITS
 from headgate_services.common.databases import database_url
-from headgate_services.common.environment import ServiceSettings, load
+from headgate_services.common.environment import ServiceSettings, load, parsed_by
 from headgate_services.common.settings import LogLevel, WholeNumber, split_list
 from headgate_services.mail.domain_filter import compile_patterns
 
@@ -33,13 +27,18 @@ def _provider(value: object) -> object:
     return "smtp" if value == "imap-smtp" else value  # the name in NornWeave, which can also fetch mail
 
 
-def _patterns(text: str) -> str:
-    compile_patterns(text)
-    return text
+def _origins(text: str) -> tuple[str, ...]:
+    origins = split_list(text)
+    if "*" in origins and len(origins) > 1:
+        raise ValueError("* must stand alone: it allows every origin")
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} is not an origin; write https://app.example.com, without a path")
+    return origins
 
 
 SendLimit = Annotated[WholeNumber, Field(ge=0, le=MAX_UNITS)]
-Patterns = Annotated[str, AfterValidator(_patterns)]
+Patterns = Annotated[tuple[re.Pattern[str], ...], NoDecode, parsed_by(compile_patterns)]
 
 
 class Settings(ServiceSettings):
@@ -71,10 +70,10 @@ class Settings(ServiceSettings):
     email_api_base: str = Field(default="", pattern=r"^(https?://[^\s@]+)?$")
     email_api_timeout: float = Field(default=30.0, gt=0, le=3600)
 
-    outbound_domain_allowlist: Patterns = ""
-    outbound_domain_blocklist: Patterns = ""
-    inbound_domain_allowlist: Patterns = ""
-    inbound_domain_blocklist: Patterns = ""
+    outbound_domain_allowlist: Patterns = ()
+    outbound_domain_blocklist: Patterns = ()
+    inbound_domain_allowlist: Patterns = ()
+    inbound_domain_blocklist: Patterns = ()
 
     attachment_max_size_mb: int = Field(default=25, ge=1, le=1024)
     attachment_max_total_size_mb: int = Field(default=35, ge=1, le=1024)
@@ -86,7 +85,7 @@ class Settings(ServiceSettings):
 
     environment: Literal["development", "staging", "production"] = "development"
     api_key: SecretStr = SecretStr("")
-    cors_origins: str = "*"
+    cors_origins: Annotated[tuple[str, ...], NoDecode, parsed_by(_origins)] = ("*",)
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     log_level: LogLevel = "INFO"
@@ -97,34 +96,16 @@ class Settings(ServiceSettings):
             return self
         if not self.api_key.get_secret_value():
             raise ValueError(f"API_KEY: must be set when ENVIRONMENT is {self.environment}")
-        if "*" in self.allowed_origins or not self.allowed_origins:
+        if "*" in self.cors_origins or not self.cors_origins:
             raise ValueError(
                 f"CORS_ORIGINS: must name the origins one by one when ENVIRONMENT is {self.environment}"
             )
         return self
 
-    @field_validator("cors_origins")
-    @classmethod
-    def _origins_are_origins(cls, text: str) -> str:
-        origins = split_list(text)
-        if "*" in origins and len(origins) > 1:
-            raise ValueError("* must stand alone: it allows every origin")
-        for origin in origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    f"{origin!r} is not an origin; write https://app.example.com, without a path"
-                )
-        return text
-
     @model_validator(mode="after")
     def _database_is_known(self) -> Settings:
         self.sqlalchemy_url()
         return self
-
-    @property
-    def allowed_origins(self) -> tuple[str, ...]:
-        """Origins of web pages that may call the API."""
-        return split_list(self.cors_origins)
 
     @property
     def counts_in_memory(self) -> bool:

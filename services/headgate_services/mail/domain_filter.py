@@ -66,11 +66,6 @@ class DomainFilter:
     allowlist: tuple[re.Pattern[str], ...] = ()
     blocklist: tuple[re.Pattern[str], ...] = ()
 
-    @classmethod
-    def of(cls, direction: str, allowlist: str, blocklist: str) -> DomainFilter:
-        """Return the filter with these comma-separated lists."""
-        return cls(direction, compile_patterns(allowlist), compile_patterns(blocklist))
-
     def blocked(self, addresses: Iterable[str]) -> list[str]:
         """Return the blocked domains, sorted and each once; empty if all are allowed.
 

@@ -88,12 +88,10 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         database=database,
         limiter=build_limiter(settings, clock, [metrics.hook]),
         provider=provider or build_provider(settings, database, times),
-        outbound=DomainFilter.of(
+        outbound=DomainFilter(
             "outbound", settings.outbound_domain_allowlist, settings.outbound_domain_blocklist
         ),
-        inbound=DomainFilter.of(
-            "inbound", settings.inbound_domain_allowlist, settings.inbound_domain_blocklist
-        ),
+        inbound=DomainFilter("inbound", settings.inbound_domain_allowlist, settings.inbound_domain_blocklist),
         metrics=metrics,
     )
 

@@ -43,8 +43,8 @@ def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = N
         ConfigError: A setting is invalid; the message names the variable.
     """
     settings = load_settings() if settings is None else settings
-    keys = KeyTable(settings.database, timeout=settings.database_timeout)
-    metrics = TierMetrics(limits_by_tier(settings.rate_limits))
+    keys = KeyTable(settings.database_url, timeout=settings.database_timeout)
+    metrics = TierMetrics(limits_by_tier(settings.saju_rate_limits))
     client = _client(settings)
 
     @asynccontextmanager
@@ -70,10 +70,10 @@ def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = N
         app.add_middleware(
             RateLimitMiddleware,
             redis_client=client,
-            rate_limits=settings.rate_limits,
+            rate_limits=settings.saju_rate_limits,
             exclude_paths=(*EXCLUDED_PATHS, *PATHS),
             use_atomic_redis=settings.saju_enable_atomic_rate_limiter,
-            address=by_address(proxies=settings.trusted_proxies, header=settings.saju_forwarded_header),
+            address=by_address(proxies=settings.saju_trusted_proxies, header=settings.saju_forwarded_header),
             clock=clock,
             deadline=settings.saju_redis_timeout,
             on_decision=metrics.decided,
@@ -95,7 +95,7 @@ def _client(settings: TiersSettings) -> Redis | None:
 
 async def _check_database(settings: TiersSettings) -> None:
     """Create the tables. The application does this too, but an error inside the server would be a traceback."""
-    async with aclosing(KeyTable(settings.database, timeout=settings.database_timeout)) as keys:
+    async with aclosing(KeyTable(settings.database_url, timeout=settings.database_timeout)) as keys:
         await keys.prepare()
 
 

@@ -30,7 +30,7 @@ async def inspect_caller(key: str) -> None:
         ConfigError: The caller is invalid, or Redis or the database cannot be used.
     """
     settings = load_settings()
-    limits = limits_by_tier(settings.rate_limits)
+    limits = limits_by_tier(settings.saju_rate_limits)
     tier = await _tier_of(key, settings)
     limit = limits.get(tier, limits[ANONYMOUS])
     async with _redis(settings) as client:
@@ -89,7 +89,7 @@ async def create_key(user_id: str, tier: str | None = None) -> None:
     settings = load_settings()
     async with _key_table(settings) as keys:
         created = await keys.create(user_id, tier)
-    if created.user.tier not in limits_by_tier(settings.rate_limits):
+    if created.user.tier not in limits_by_tier(settings.saju_rate_limits):
         print(f"Tier {created.user.tier!r} has no limit; the limit of {ANONYMOUS} applies.", file=sys.stderr)
     print(
         f"Key {created.id} of {created.user.id}, tier {created.user.tier}. It is shown only once.",
@@ -131,7 +131,7 @@ async def revoke_key(key_id: str) -> int:
 
 @asynccontextmanager
 async def _key_table(settings: TiersSettings) -> AsyncIterator[KeyTable]:
-    async with aclosing(KeyTable(settings.database, timeout=settings.database_timeout)) as keys:
+    async with aclosing(KeyTable(settings.database_url, timeout=settings.database_timeout)) as keys:
         await keys.prepare()
         yield keys
 

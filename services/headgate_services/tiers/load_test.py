@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from redis.asyncio import Redis
 
+from headgate_services.common.databases import database_url
 from headgate_services.tiers.backends import state_keys
 from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.keys import KeyTable
@@ -122,7 +123,7 @@ async def _run_mode(
         "DATABASE_URL": f"sqlite:///{folder / 'keys.db'}",
         "LOG_LEVEL": "debug",
     }
-    keys = KeyTable(TiersSettings(database_url=variables["DATABASE_URL"]).database)
+    keys = KeyTable(database_url(variables["DATABASE_URL"]))
     await keys.prepare()
     steady = await keys.create(f"steady-{secrets.token_hex(4)}", "steady")
     single = await keys.create(f"single-{secrets.token_hex(4)}", "single")

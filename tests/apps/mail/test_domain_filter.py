@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from headgate_services.mail.domain_filter import DomainFilter, domain_of
+from headgate_services.mail.domain_filter import DomainFilter, compile_patterns, domain_of
 from tests.apps.mail.conftest import Start
 
 
 def outbound(allow: str = "", block: str = "") -> DomainFilter:
-    return DomainFilter.of("outbound", allow, block)
+    return DomainFilter("outbound", compile_patterns(allow), compile_patterns(block))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from headgate import ConfigError
 from headgate.testing.postgres_server import PostgresServer
+from headgate_services.common.databases import database_url
 from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.keys import KeyTable
 from tests.apps.processes import PATIENCE, client_of, in_time
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("timeouts")
 
 async def test_keys_that_cannot_be_looked_up_are_a_503(own_server: PostgresServer, own_url: str) -> None:
     settings = TiersSettings(database_url=own_url, saju_enable_rate_limiting=True)
-    table = KeyTable(settings.database)
+    table = KeyTable(settings.database_url)
     await table.prepare()
     key = (await table.create("ada", "pro")).key
     await table.aclose()
@@ -34,7 +35,7 @@ async def test_keys_that_cannot_be_looked_up_are_a_503(own_server: PostgresServe
 
 
 async def test_a_database_that_hangs_ends_a_command(own_server: PostgresServer, own_url: str) -> None:
-    table = KeyTable(TiersSettings(database_url=own_url).database, timeout=0.5)
+    table = KeyTable(database_url(own_url), timeout=0.5)
     own_server.pause()
     with pytest.raises(ConfigError, match="DATABASE_URL: the server did not answer in time"):
         await in_time(table.prepare())

@@ -16,6 +16,7 @@ from headgate.errors import ConfigError
 from headgate.testing import FakeClock
 from headgate.testing.postgres_server import new_database
 from headgate_server.cli import main
+from headgate_services.common.databases import database_url
 from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.keys import KeyTable
@@ -25,15 +26,13 @@ from tests.apps.processes import client_of
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def keys(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyTable]:
     if request.param == "sqlite":
-        table = KeyTable(
-            TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database, FakeClock()
-        )
+        table = KeyTable(database_url(f"sqlite:///{tmp_path / 'keys.db'}"), FakeClock())
         await table.prepare()
         yield table
         await table.aclose()
         return
     with new_database(request.getfixturevalue("headgate_postgres_server")) as url:
-        table = KeyTable(TiersSettings(database_url=url).database, FakeClock())
+        table = KeyTable(database_url(url), FakeClock())
         await table.prepare()
         yield table
         await table.aclose()
@@ -60,7 +59,7 @@ async def test_all_keys_of_a_user_have_the_users_tier(keys: KeyTable) -> None:
 
 
 async def test_a_key_is_stored_as_a_digest_only(tmp_path: Path) -> None:
-    table = KeyTable(TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database)
+    table = KeyTable(database_url(f"sqlite:///{tmp_path / 'keys.db'}"))
     await table.prepare()
     created = await table.create("ada")
     await table.aclose()
@@ -75,7 +74,7 @@ async def test_a_key_is_stored_as_a_digest_only(tmp_path: Path) -> None:
 )
 async def test_names_that_cannot_be_are_refused(user: str, tier: str | None) -> None:
     with pytest.raises(ConfigError):
-        await KeyTable(TiersSettings().database).create(user, tier)
+        await KeyTable(TiersSettings().database_url).create(user, tier)
 
 
 def test_keys_from_the_command_line(
@@ -111,7 +110,7 @@ async def service(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, KeyT
         database_url=f"sqlite:///{tmp_path / 'keys.db'}",
     )
     app = create_app(settings, clock=FakeClock())
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database_url)
     async with client_of(app) as client:
         yield client, keys
     await keys.aclose()

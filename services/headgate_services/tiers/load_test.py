@@ -166,6 +166,7 @@ async def _under_load(
     ttls: set[int],
 ) -> Run:
     run = Run()
+    await run.send(ends[0], key)  # creates the bucket
     end = time.monotonic() + seconds
 
     async def demand(number: int) -> None:
@@ -178,7 +179,6 @@ async def _under_load(
             ttls.update({await redis.ttl(tokens), await redis.ttl(since)})
             await asyncio.sleep(_TTL_PAUSE)
 
-    await run.send(ends[0], key)  # creates the bucket
     await asyncio.gather(watch(), *(demand(number) for number in range(clients)))
     return run
 

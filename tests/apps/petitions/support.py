@@ -132,7 +132,7 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Service]:
     calendar = settings.pop("calendar", None) or Calendar()
     real_time = settings.pop("real_time", False)
     app = create_app(PetitionsSettings(database_url=url, **settings), now=None if real_time else calendar)
-    transport = httpx.ASGITransport(app, client=(settings.pop("client_host", "192.0.2.1"), 1234))
+    transport = httpx.ASGITransport(app, client=("192.0.2.1", 1234))
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://petitions.test") as client,

@@ -6,11 +6,13 @@ import asyncio
 import multiprocessing
 import sqlite3
 import sys
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from headgate import AsyncLimiter, ConfigError, StoreUnavailable, sliding_window
 from headgate.stores.kv import KVStore, ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
@@ -21,6 +23,14 @@ from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN
 from tests.unit.kv.redis_server import with_own_prefix
+
+
+@pytest.fixture
+async def client(redis_server: str) -> AsyncIterator[Redis]:
+    """A client of the server, beside the adapter."""
+    async with Redis.from_url(redis_server) as client:
+        yield client
+
 
 AWKWARD_KEY = "ratelimit:42:a/b%2F ?*[é]\\"
 
@@ -121,11 +131,11 @@ class TestTimeToLive:
         connection.close()
         assert rows <= 60 + 64
 
-    async def test_redis_keys_have_the_time_to_live(self, redis_kv: RedisKV) -> None:
+    async def test_redis_keys_have_the_time_to_live(self, redis_kv: RedisKV, client: Redis) -> None:
         await redis_kv.put("put", "1", 3600)
         await redis_kv.swap("swapped", None, "1", 7200)
-        assert 3590 < await redis_kv._clients.own().ttl(f"{redis_kv.prefix}put") <= 3600
-        assert 7190 < await redis_kv._clients.own().ttl(f"{redis_kv.prefix}swapped") <= 7200
+        assert 3590 < await client.ttl(f"{redis_kv.prefix}put") <= 3600
+        assert 7190 < await client.ttl(f"{redis_kv.prefix}swapped") <= 7200
 
 
 class TestSQLite:
@@ -199,8 +209,10 @@ def _swap_in_child(kv: SQLiteKV) -> None:
 
 
 class TestRedis:
-    async def test_prefixes_separate_keys_in_a_shared_database(self, redis_kv: RedisKV) -> None:
-        apart = RedisKV(redis_kv._clients.own(), prefix=f"{redis_kv.prefix}telegram[1]:")
+    async def test_prefixes_separate_keys_in_a_shared_database(
+        self, redis_kv: RedisKV, client: Redis
+    ) -> None:
+        apart = RedisKV(client, prefix=f"{redis_kv.prefix}telegram[1]:")
         await redis_kv.put("key", "theirs", 60)
         await apart.put("key", "ours", 60)
         assert await redis_kv.get("key") == "theirs"
@@ -217,10 +229,11 @@ class TestRedis:
         await kv.aclose()
         assert await redis_kv.get("bot[1]:key") == "1"
 
-    async def test_value_that_is_not_text_counts_as_none_and_can_be_purged(self, redis_kv: RedisKV) -> None:
+    async def test_value_that_is_not_text_counts_as_none_and_can_be_purged(
+        self, redis_kv: RedisKV, client: Redis
+    ) -> None:
         store = KVStore(redis_kv, stem=lambda limiter, rule, key: "entry")
         limiter = AsyncLimiter(sliding_window("1/hour"), name="bot", store=store)
-        client = redis_kv._clients.own()
         await client.set(f"{redis_kv.prefix}entry", b"\xff")
         assert [bool(await limiter.hit("42")) for _ in range(2)] == [True, False]
         await client.set(redis_kv.prefix.encode() + b"\xfe", b"\xff")

@@ -44,13 +44,10 @@ CORE = (
     "unit/remote",
     "unit/http/test_frozen.py",
     "unit/http/test_headers.py",
-    *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
+    *(f"conformance/test_{name}.py" for name in ("vectors", "memory", "async_memory", "async_sqlite")),
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
-ONLY_COMPILED = tuple(
-    f"unit/test_{name}.py"
-    for name in ("build", "extras", "fork", "platforms", "races", "refunds", "shared_stores")
-)
+ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("build", "extras", "platforms", "races", "refunds"))
 """Exceptions: on plain Python the kit is enough for these subjects, and they add hardly any coverage."""
 OLDEST_POSTGRES = (
     *(

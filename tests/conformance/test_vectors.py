@@ -16,6 +16,7 @@ from tests.model.vectors import FOLDER, answered
 SCENARIOS = [scenario for scenarios in load_vectors().values() for scenario in scenarios]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
 def test_vectors_have_the_answers_of_the_model(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -690,6 +690,23 @@ async def test_cancelled_task_does_not_change_health(store: Flaky) -> None:
     assert limiter.health.available
 
 
+async def test_async_limiter_handles_overload_and_misconfiguration(store: Flaky) -> None:
+    limiter = AsyncLimiter("8/minute", name="x", store=store)
+    store.error = StoreMisconfigured("wrong password")
+    with pytest.raises(ConfigError):
+        await limiter.hit("alice")
+    with pytest.raises(ConfigError):
+        await limiter.ping()
+    store.mend()
+    await limiter.ping()
+    store.error = StoreOverloaded("too many calls")
+    assert not await limiter.hit("alice")
+    store.error = StoreMisconfigured("wrong password")
+    assert await limiter.hit("alice")
+    assert limiter.health.state == "misconfigured"
+    await AsyncLimiter("5/minute").ping()
+
+
 async def test_probe_in_a_task_ends_the_outage(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncCircuit, "_call_later", staticmethod(call_later_async))
     back = asyncio.Event()

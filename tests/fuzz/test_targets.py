@@ -41,7 +41,6 @@ from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from tests.fuzz.searching import search
 from tests.server.support import POLICY, Server
-from tests.server.test_fuzz import PATHS, anything, bodies, calls, checked
 from tests.unit.policy.test_load import FULL
 
 words = st.sampled_from(
@@ -231,6 +230,70 @@ def _compare(store: Any, trace: Trace) -> None:
     assert _trace(store, trace) == _trace(MemoryStore(), trace)
 
 
+PATHS = [
+    *(
+        f"/v1/limiters/{name}/{operation}"
+        for name in ("login", "submit", "bucket", "llm")
+        for operation in ("hit", "check", "record", "hold", "wait-hint", "reset")
+    ),
+    "/v1/inspect",
+    "/v1/batch",
+    "/v1/holds/x/settle",
+    "/v1/holds/x/release",
+]
+ANSWERS = {200, 400, 404, 422}
+HEADERS = {"content-type": "application/json"}
+
+texts = st.text(max_size=200) | st.sampled_from(
+    ["alice", "", "\x00", "*", "$base64", "login", "\u2028", "🦉" * 70]
+)
+numbers = st.integers() | st.floats() | st.sampled_from([0, 1, 5, 6, 2**53 - 1, 2**53, 10**400])
+plain = texts | st.fixed_dictionaries({"$base64": texts | st.binary().map(lambda raw: raw.hex())})
+keys = (
+    st.none()
+    | plain
+    | st.dictionaries(st.sampled_from(["user", "realm", "*", ""]) | texts, plain, max_size=3)
+)
+anything = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=10,
+)
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        "key": keys | anything,
+        "cost": numbers | anything,
+        "tier": texts | anything,
+        "operation": st.sampled_from(["hit", "hold", "settle", "release", "reset", "nonsense"]),
+    },
+)
+calls = st.fixed_dictionaries(
+    {
+        "operation": st.sampled_from(
+            ["hit", "check", "record", "hold", "wait-hint", "reset", "settle", "release"]
+        )
+    },
+    optional={
+        "limiter": st.sampled_from(["login", "submit", "bucket", "nobody"]) | texts,
+        "hold": texts,
+        "key": keys,
+        "cost": st.integers(0, 2**53 - 1),
+        "tier": st.none() | texts,
+    },
+)
+
+
+async def checked(server: Server, path: str, content: bytes) -> None:
+    response = await server.client.post(path, content=content, headers=HEADERS)
+    assert response.status_code in ANSWERS, response.text
+    answer = response.json()
+    if response.status_code != 200:
+        assert answer["status"] == response.status_code
+    for one in answer.get("answers", []):
+        assert one["status"] in ANSWERS, one
+
+
 def test_http_bodies() -> None:
     def send(example: tuple[str, Any]) -> None:
         path, body = example
@@ -239,6 +302,37 @@ def test_http_bodies() -> None:
 
     batches = st.tuples(st.just("/v1/batch"), st.lists(calls, max_size=6).map(lambda made: {"calls": made}))
     search(st.tuples(st.sampled_from(PATHS), bodies | anything | st.binary(max_size=300)) | batches, send)
+
+
+def test_http_paths() -> None:
+    def send(example: tuple[str, str]) -> None:
+        method, path = example
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode("utf-8", "replace"),
+            "headers": [(b"host", b"localhost")],
+            "server": ("127.0.0.1", 8080),
+        }
+        assert asyncio.run(_status(scope)) in {200, 404, 405, 415}
+
+    search(st.tuples(st.sampled_from(["GET", "POST", "HEAD", "PUT"]), st.text(max_size=60)), send)
+
+
+async def _status(scope: dict[str, Any]) -> int:
+    """Return the status of the response to a request whose client is gone."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Server().app(scope, receive, send)
+    status: int = sent[0]["status"]
+    return status
 
 
 def test_openapi_document() -> None:

@@ -75,20 +75,20 @@ def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
         "longest": format_period(rule.longest_us) if rule.growth > 1 else None,
         "shadow": is_shadow or None,
     }
-    return _toml({name: value for name, value in entries.items() if value is not None})
+    return toml_value({name: value for name, value in entries.items() if value is not None})
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Return a value as TOML; strings, numbers and booleans are written as in JSON."""
     if isinstance(value, dict):
-        entries = ", ".join(f"{toml_key(name)} = {_toml(each)}" for name, each in value.items())
+        entries = ", ".join(f"{toml_key(name)} = {toml_value(each)}" for name, each in value.items())
         return f"{{ {entries} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_key(name: str) -> str:
     """Return a key for TOML, in quotes if necessary."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
 def _tiers(rule: Rule) -> dict[str, str | int]:

@@ -149,11 +149,6 @@ class Statistics(Hook):
         """Whether there are several workers."""
         return self._shared_folder is not None
 
-    def tick(self, live: AsyncLivePolicy, at: int) -> Tick:
-        """End the current second, and return its tick; `at` is in seconds since the epoch."""
-        self.publish(live)
-        return self.collect(at)
-
     def publish(self, live: AsyncLivePolicy) -> None:
         """Publish the figures of this worker."""
         self._set_top(live.policy.server.top_keys)
@@ -174,7 +169,11 @@ class Statistics(Hook):
             self._is_failing = False
 
     def collect(self, at: int) -> Tick:
-        """Return the sum of the published figures of all workers."""
+        """Return the tick of a second, the sum of the published figures of all workers.
+
+        Args:
+            at: The end of the second, in seconds since the epoch.
+        """
         others, gone = ([], []) if self._shared_folder is None else self._shared_folder.read()
         tick = merged(at, [self._own, *others], gone, self._shown, self._before)
         if self._is_first:  # earlier counts of other workers do not belong to this second

@@ -19,6 +19,7 @@ from headgate_server import Statistics, make_app, startup
 from headgate_server.app import App
 from headgate_server.metrics import ServerMetrics
 from headgate_server.statistics import Demo
+from headgate_server.wire import Tick
 
 POLICY = """
 [limiters.login]
@@ -73,6 +74,10 @@ class Server:
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=True), base_url=address
         )
 
+    def tick(self, at: int) -> Tick:
+        """End the current second, and return its tick."""
+        return next_tick(self.statistics, self.live, at)
+
     async def post(self, path: str, body: object = None, **arguments: Any) -> httpx.Response:
         """Send a JSON body."""
         return await self.client.post(path, json={} if body is None else body, **arguments)
@@ -85,6 +90,12 @@ class Server:
 
     async def hit(self, limiter: str = "login", key: object = "alice", **more: object) -> Any:
         return await self.answer(f"/v1/limiters/{limiter}/hit", {"key": key, **more})
+
+
+def next_tick(statistics: Statistics, live: AsyncLivePolicy, at: int) -> Tick:
+    """End the current second of a worker, and return its tick."""
+    statistics.publish(live)
+    return statistics.collect(at)
 
 
 @asynccontextmanager

@@ -39,14 +39,14 @@ async def test_a_candidate_watches_and_refuses_nothing() -> None:
     await server.hit(cost=5)
     assert not (await server.hit())["allowed"]
     assert await candidate(server, "3/minute") == {"limiter": "login", "rule": RULE, "quota": "3/minute"}
-    server.statistics.tick(server.live, 1)
+    server.tick(1)
     assert [(await server.hit(key="bob"))["allowed"] for _ in range(6)] == [True] * 5 + [False]
-    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    (shadow,) = server.tick(2).shadow
     assert (shadow.limiter, shadow.candidate_for, shadow.quota) == ("login", RULE, "3/minute")
     assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (6, 3, 1, 0)
     assert server.live.policy.limiters["login"].shadow == ()  # the policy file applies
     await candidate(server, None)
-    assert server.statistics.tick(server.live, 3).shadow == []
+    assert server.tick(3).shadow == []
 
 
 async def test_a_candidate_is_compared_from_the_moment_it_is_set() -> None:
@@ -55,12 +55,12 @@ async def test_a_candidate_is_compared_from_the_moment_it_is_set() -> None:
     await server.hit(cost=5)
     await candidate(server, "3/minute")
     assert not (await server.hit())["allowed"]
-    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    (shadow,) = server.tick(1).shadow
     assert (shadow.asked, shadow.live_refused) == (1, 1)
     await candidate(server, None)
     assert not (await server.hit())["allowed"]
     await candidate(server, "3/minute")
-    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    (shadow,) = server.tick(2).shadow
     assert (shadow.asked, shadow.live_refused) == (0, 0)
 
 
@@ -71,16 +71,16 @@ async def test_a_candidate_warms_up_and_then_counts_from_0(monkeypatch: pytest.M
     await server.hit(cost=5)
     await candidate(server, "5/minute")  # as the live rule, of whose five units it knows nothing
     assert not (await server.hit())["allowed"]
-    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    (shadow,) = server.tick(1).shadow
     assert (shadow.live_refused, shadow.admitted, shadow.warming_up_until) == (1, 1, now + 61)
     now += 61
     server.clock.advance(61)
-    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    (shadow,) = server.tick(2).shadow
     assert (shadow.asked, shadow.live_refused, shadow.admitted) == (0, 0, 0)
     assert shadow.warming_up_until is None
     for _ in range(7):
         await server.hit()
-    (shadow,) = server.statistics.tick(server.live, 3).shadow
+    (shadow,) = server.tick(3).shadow
     assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (7, 2, 2, 0)
 
 
@@ -107,14 +107,14 @@ async def test_a_reload_that_changes_a_candidate_counts_from_0() -> None:
     server = Server()
     await candidate(server, "3/minute")
     await server.hit()
-    server.statistics.tick(server.live, 1)
+    server.tick(1)
     server.live._use(
         parse_policy('[limiters.login]\nrules = [{ quota = "5/minute", tiers = { pro = "9/minute" } }]')
     )
-    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    (shadow,) = server.tick(2).shadow
     assert shadow.asked == 0
     await server.hit()
-    (shadow,) = server.statistics.tick(server.live, 3).shadow
+    (shadow,) = server.tick(3).shadow
     assert shadow.asked == 1
 
 
@@ -128,11 +128,11 @@ def test_figures_of_a_worker_that_ended_before_the_warm_up_did_are_left_out() ->
 async def test_a_larger_candidate_says_what_it_would_have_admitted() -> None:
     server = Server()
     await candidate(server, "8/minute")
-    server.statistics.tick(server.live, 1)
+    server.tick(1)
     assert [(await server.hit())["allowed"] for _ in range(9)] == [True] * 5 + [False] * 4
     assert not (await server.answer("/v1/limiters/login/hold", {"key": "alice"}))["decision"]["allowed"]
     await server.answer("/v1/limiters/login/check", {"key": "alice"})
-    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    (shadow,) = server.tick(2).shadow
     assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (10, 2, 5, 3)
 
 
@@ -144,7 +144,7 @@ async def test_a_candidate_is_not_asked_about_what_another_rule_refuses() -> Non
     server.clock.advance(61)
     for _ in range(4):  # one more is admitted; then hourly refuses alone, and later both do
         await server.hit()
-    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    (shadow,) = server.tick(1).shadow
     assert (shadow.asked, shadow.refused, shadow.admitted) == (6, 0, 3)
 
 
@@ -162,7 +162,7 @@ async def test_candidate_for_an_unknown_rule_is_refused() -> None:
     path = "/v1/limiters/login/candidate"
     assert "no rule 'other'" in problem(await server.post(path, {"rule": "other", "quota": "3/minute"}), 404)
     assert "fortnight" in problem(await server.post(path, {"rule": RULE, "quota": "3/fortnight"}), 422)
-    assert server.statistics.tick(server.live, 1).shadow == []
+    assert server.tick(1).shadow == []
 
 
 async def test_a_candidate_that_the_store_cannot_count_is_refused(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ rules = [
     hold = {"key": "ann", "cost": {"tokens": 60}}
     held = [(await server.answer("/v1/limiters/login/hold", hold))["decision"]["allowed"] for _ in range(2)]
     assert held == [True, False]  # by the tokens
-    shadows = {shadow.candidate_for: shadow for shadow in server.statistics.tick(server.live, 1).shadow}
+    shadows = {shadow.candidate_for: shadow for shadow in server.tick(1).shadow}
     assert [shadows[name].refused for name in ("tokens", "month", "at once", "burst")] == [2, 0, 0, 0]
     live = parse_policy(rules).limiters["login"].rules
     for rule in live:
@@ -233,7 +233,7 @@ async def test_a_candidate_for_places_is_not_asked_about_refused_holds() -> None
     await candidate(server, "3", "at once")
     for _ in range(4):
         await server.answer("/v1/limiters/login/hold", {"key": "ann"})
-    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    (shadow,) = server.tick(1).shadow
     assert (shadow.asked, shadow.refused, shadow.failed, shadow.admitted) == (1, 0, 0, 0)
     path = "/v1/limiters/login/candidate"
     assert "whole numbers" in problem(await server.post(path, {"rule": "at once", "quota": "3/minute"}), 422)

@@ -759,7 +759,7 @@ async def test_slow_event_client_is_cut_off(
         dropped.set()
 
     monkeypatch.setattr(server.app, "_stream", stream)
-    tick = server.statistics.tick(server.live, 1)
+    tick = server.tick(1)
     for number in range(3000):
         tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
     monkeypatch.setattr("headgate_server.app.STALLED", 0.5)

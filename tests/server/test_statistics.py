@@ -15,6 +15,7 @@ from headgate_server.latency import MINUTE, StoreLatency, quantile, total
 from headgate_server.snapshots import SharedFolder, Snapshot, merged
 from headgate_server.statistics import Statistics, shown_key
 from headgate_server.wire import Figures, History, RefusedKey, RuleRefusals, StoreShown, Tick
+from tests.server.support import next_tick
 
 POLICY = """
 [limiters.login]
@@ -40,12 +41,12 @@ async def test_tick_has_the_second_and_the_totals() -> None:
     for _ in range(5):
         await live["login"].hit("alice")
     await live["login"].check("alice")
-    first = statistics.tick(live, 100)
+    first = next_tick(statistics, live, 100)
     assert first.limiters["login"] == first.totals["login"] == Figures(admitted=2, refused=3)
     assert first.limiters["api"] == Figures()
     async with live["api"].hold("alice"):
         await live["api"].record("alice")
-    second = statistics.tick(live, 101)
+    second = next_tick(statistics, live, 101)
     assert (second.time, second.workers) == (101, 1)
     assert second.limiters["login"] == Figures()
     assert second.totals["login"] == Figures(admitted=2, refused=3)
@@ -56,7 +57,7 @@ async def test_late_tick_covers_all_seconds_since_the_last() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     # The last: someone has set the clock.
-    assert [statistics.tick(live, at).seconds for at in (100, 104, 103)] == [1, 4, 1]
+    assert [next_tick(statistics, live, at).seconds for at in (100, 104, 103)] == [1, 4, 1]
     ticks = msgspec.json.decode(statistics.history.seconds.whole(), type=History).ticks
     assert [(tick.time, tick.seconds) for tick in ticks] == [(100, 1), (103, 1)]
 
@@ -66,14 +67,14 @@ async def test_policy_decisions_are_counted_as_degraded() -> None:
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"'
     live = live_with(statistics, far)
     await live["far"].hit("alice")
-    tick = statistics.tick(live, 1)
+    tick = next_tick(statistics, live, 1)
     assert tick.limiters["far"] == Figures(admitted=1, degraded=1)
     (store,) = tick.stores
     assert store.reason is not None
     assert "127.0.0.1:1" in store.reason
     assert (store.last_contact, store.p50, store.p99) == (None, None, None)
     assert store.since is not None
-    assert statistics.tick(live, 2).stores[0].since == store.since
+    assert next_tick(statistics, live, 2).stores[0].since == store.since
     assert (store.limiter, store.store, store.up, store.breaker) == (
         "far",
         "redis://***@127.0.0.1:1/0",
@@ -89,7 +90,7 @@ async def test_degraded_refusals_are_counted_separately() -> None:
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"\non_store_error = "closed"'
     live = live_with(statistics, far)
     await live["far"].hit("alice")
-    tick = statistics.tick(live, 1)
+    tick = next_tick(statistics, live, 1)
     assert tick.limiters["far"] == Figures(refused=1, degraded=1, degraded_refused=1)
     assert tick.refusals == []
     await live.aclose()
@@ -120,7 +121,7 @@ rules = { all = "0/minute" }
     statistics.publish(live)
     for key, tier in (("a", "pro"), ("a", "pro"), ("b", None), ("b", "made up"), ("mallory", "pro")):
         await live["api"].hit(key, tier=tier)
-    assert statistics.tick(live, 1).refusals == [
+    assert next_tick(statistics, live, 1).refusals == [
         RuleRefusals("api", "all", "pro", 1),
         RuleRefusals("api", "all", None, 2),
         RuleRefusals("api", "all", "override", 1),
@@ -145,11 +146,11 @@ async def test_units_of_open_holds_are_counted_by_unit() -> None:
     hold = await live["model"].hold("bob", {"tokens": 100, "requests": 2})
     words = await live["words"].hold("alice", 7)
     held = {"model": {"tokens": 900, "requests": 3}, "words": {"words": 7}}
-    assert statistics.tick(live, 1).held == held
+    assert next_tick(statistics, live, 1).held == held
     assert kept
     await hold.confirm()
     await words.release()
-    assert statistics.tick(live, 2).held == {
+    assert next_tick(statistics, live, 2).held == {
         "model": {"tokens": 800, "requests": 1},
         "words": {"words": 0},
     }
@@ -160,17 +161,17 @@ async def test_keys_are_shown_only_if_the_policy_allows_it() -> None:
     live = live_with(statistics)
     for _ in range(3):
         await live["login"].hit("alice")
-    assert statistics.tick(live, 1).top is None
+    assert next_tick(statistics, live, 1).top is None
     live = live_with(statistics, TOP)
-    assert statistics.tick(live, 2).top == []
+    assert next_tick(statistics, live, 2).top == []
     for key, hits in (("alice", 6), ("bob", 4), ("carol", 3)):
         for _ in range(hits):
             await live["login"].hit(key)
-    assert statistics.tick(live, 3).top == [
+    assert next_tick(statistics, live, 3).top == [
         RefusedKey("login", "alice", 4, "alice"),
         RefusedKey("login", "bob", 2, "bob"),
     ]
-    assert statistics.tick(live_with(statistics), 4).top is None
+    assert next_tick(statistics, live_with(statistics), 4).top is None
 
 
 @pytest.mark.parametrize(
@@ -196,13 +197,13 @@ async def test_figures_of_workers_are_summed(tmp_path: Path) -> None:
     boards = [Statistics(SharedFolder(tmp_path, name)) for name in ("0-0", "1-0")]
     lives = [live_with(statistics, TOP) for statistics in boards]
     for statistics, live in zip(boards, lives, strict=True):
-        statistics.tick(live, 0)
+        next_tick(statistics, live, 0)
         for _ in range(4):
             await live["login"].hit("alice")
         await live["api"].hit("bob")
         await live["api"].hit("bob")
-    boards[0].tick(lives[0], 1)
-    tick = boards[1].tick(lives[1], 1)
+    next_tick(boards[0], lives[0], 1)
+    tick = next_tick(boards[1], lives[1], 1)
     assert tick.workers == 2
     assert tick.totals["login"] == Figures(admitted=4, refused=4)
     assert tick.top == [RefusedKey("login", "alice", 4, "alice")]
@@ -219,16 +220,16 @@ async def test_totals_do_not_go_backwards_when_a_worker_is_replaced(tmp_path: Pa
     for _ in range(3):
         await leaving["login"].hit("alice")
         await leaving["api"].hit("alice")
-    stays.tick(policy, 0)
-    leaves.tick(leaving, 1)
-    seen.append(stays.tick(policy, 1))
+    next_tick(stays, policy, 0)
+    next_tick(leaves, leaving, 1)
+    seen.append(next_tick(stays, policy, 1))
     SharedFolder.retire(tmp_path, "1-0")
-    seen.append(stays.tick(policy, 2))
+    seen.append(next_tick(stays, policy, 2))
     comes = Statistics(SharedFolder(tmp_path, "1-1"))
     coming = live_with(comes)
     await coming["login"].hit("alice")
-    seen.append(comes.tick(coming, 3))
-    seen.append(stays.tick(policy, 3))
+    seen.append(next_tick(comes, coming, 3))
+    seen.append(next_tick(stays, policy, 3))
     assert [tick.workers for tick in seen] == [2, 1, 2, 2]
     assert [tick.totals["login"].admitted for tick in seen] == [2, 2, 3, 3]
     assert [tick.limiters["login"].admitted for tick in seen] == [2, 0, 1, 1]
@@ -240,13 +241,13 @@ async def test_missing_snapshot_does_not_lower_totals(tmp_path: Path) -> None:
     statistics, other = Statistics(SharedFolder(tmp_path, "0-0")), Statistics(SharedFolder(tmp_path, "1-0"))
     live, more = live_with(statistics), live_with(other)
     await more["login"].hit("alice")
-    other.tick(more, 1)
-    assert statistics.tick(live, 1).totals["login"].admitted == 1
+    next_tick(other, more, 1)
+    assert next_tick(statistics, live, 1).totals["login"].admitted == 1
     (tmp_path / "1-0.worker").rename(tmp_path / "elsewhere")
-    tick = statistics.tick(live, 2)
+    tick = next_tick(statistics, live, 2)
     assert (tick.totals["login"].admitted, tick.limiters["login"].admitted) == (1, 0)
     (tmp_path / "elsewhere").rename(tmp_path / "1-0.gone")
-    assert statistics.tick(live, 3).totals["login"].admitted == 1
+    assert next_tick(statistics, live, 3).totals["login"].admitted == 1
 
 
 async def test_new_worker_has_the_history(tmp_path: Path) -> None:
@@ -254,10 +255,10 @@ async def test_new_worker_has_the_history(tmp_path: Path) -> None:
     live = live_with(statistics)
     await live["login"].hit("alice")
     for at in range(95, 101):
-        statistics.tick(live, at)
+        next_tick(statistics, live, at)
     late = Statistics(SharedFolder(tmp_path, "1-0"))
     assert times(late.history) == [95, 96, 97, 98, 99, 100]
-    assert late.tick(live_with(late), 101).limiters["login"] == Figures()
+    assert next_tick(late, live_with(late), 101).limiters["login"] == Figures()
 
 
 def test_worker_without_a_snapshot_can_be_retired(tmp_path: Path) -> None:
@@ -276,8 +277,8 @@ async def test_full_disk_loses_only_figures_of_other_workers(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     await live["login"].hit("alice")
-    assert statistics.tick(live, 1).totals["login"] == Figures(1)
-    assert statistics.tick(live, 20).totals["login"] == Figures(1)
+    assert next_tick(statistics, live, 1).totals["login"] == Figures(1)
+    assert next_tick(statistics, live, 20).totals["login"] == Figures(1)
     assert len([text for text in caplog.messages if "No space left" in text]) == 1
 
 
@@ -304,7 +305,7 @@ class Demo:
 async def test_the_demo_is_in_the_tick() -> None:
     statistics = Statistics()
     statistics.demo = Demo()
-    assert msgspec.to_builtins(statistics.tick(live_with(statistics), 1))["demo"] == {
+    assert msgspec.to_builtins(next_tick(statistics, live_with(statistics), 1))["demo"] == {
         "traffic": True,
         "services": [{"name": "mail", "url": "http://127.0.0.1:8001", "sent": 120, "refused": 7}],
     }

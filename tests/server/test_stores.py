@@ -101,15 +101,15 @@ async def test_a_store_that_is_down_is_not_ready() -> None:
 async def test_readiness_says_since_when_and_how_quick() -> None:
     with RedisServer() as redis:
         server = Server(f'[limiters.far]\nrules = ["5/minute"]\nstore = "{redis.url}"\ndeadline = 30')
-        server.statistics.tick(server.live, 99)
+        server.tick(99)
         await server.hit("far")
-        server.statistics.tick(server.live, 100)
+        server.tick(100)
         [up] = (await server.client.get("/readyz")).json()["stores"]
         assert up["since"] is None
         assert None not in (up["last_contact"], up["p50"], up["p99"])
         redis.kill()
         await server.hit("far")
-        server.statistics.tick(server.live, 101)
+        server.tick(101)
         [down] = (await server.client.get("/readyz")).json()["stores"]
         assert down["last_contact"] == up["last_contact"] <= down["since"]
         await server.live.aclose()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from headgate import ConfigError
+from headgate_server.describe import toml_value
 
 _PERIODS = {
     "second": "second",
@@ -131,7 +132,7 @@ class _Conversion:
             self._named[limit["name"]] = scope
         shadow = ", shadow = true" if node.get("shadow_mode") else ""
         self._rules.append(
-            f'{{ kind = "fixed_window", quota = "{number}/{period}", scope = {_toml(scope)}{shadow} }}'
+            f'{{ kind = "fixed_window", quota = "{number}/{period}", scope = {toml_value(scope)}{shadow} }}'
         )
         return {"scope": scope, **own}
 
@@ -164,7 +165,7 @@ def _lines(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
     """Yield the lines of an array of nodes."""
     for node in nodes:
         entries = ", ".join(
-            f"{name} = {_toml(value)}" for name, value in node.items() if name != "descriptors"
+            f"{name} = {toml_value(value)}" for name, value in node.items() if name != "descriptors"
         )
         if "descriptors" not in node:
             yield f"{indent}{{ {entries} }},\n"
@@ -172,11 +173,6 @@ def _lines(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
         yield f"{indent}{{ {entries}, descriptors = [\n"
         yield from _lines(node["descriptors"], f"{indent}  ")
         yield f"{indent}] }},\n"
-
-
-def _toml(value: Any) -> str:
-    """Return text, true, or an array of texts as TOML."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(value: object) -> str | None:

@@ -23,13 +23,13 @@ class SQLiteContract(Contract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def file(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def database(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """One file for all tests, because creating one takes longer than most tests."""
         return tmp_path_factory.mktemp("sqlite") / "limits.db"
 
     @pytest.fixture(autouse=True)
-    def _use(self, file: Path) -> None:
-        self.path = file
+    def _use(self, database: Path) -> None:
+        self.path = database
 
     def dump(self) -> object:
         with closing(sqlite3.connect(self.path)) as connection:

@@ -34,7 +34,7 @@ from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestLimit, ViewOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.view_limits import DeclaredLimit, class_of, in_force, limits_around
+from headgate.http.view_limits import DeclaredLimit, in_force, limits_around
 from headgate.http.view_limits import exempt as exempt
 from headgate.http.wsgi import EXCHANGE, EndingBody, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
@@ -225,15 +225,14 @@ class SiteLimits:
         for found in self._site:
             found.named(SITE, Limiter if self.kind is WSGIExchange else AsyncLimiter)
         self._unrouted = in_force(self._site)
-        self._plans: dict[tuple[object, str | None], list[DjangoLimit]] = {}
 
     def __call__(self, request: HttpRequest) -> Any:
         return run(self._handled(request))
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
         """Check the limits of the site, now that the view is known."""
-        plan = self.plan(view, request.method) if self._site else ()
-        return run(asked(outer_exchange(request), plan, request)) if plan else None
+        limits = limits_around(self._site, view, request.method)
+        return run(asked(outer_exchange(request), limits, request))
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answer a raised refusal."""
@@ -241,14 +240,6 @@ class SiteLimits:
         if exchange is None or not isinstance(error, RateLimited | CostTooHigh):
             return None
         return _response(exchange.raised(error, accepted_by(request.META)))
-
-    def plan(self, view: Any, method: str | None) -> list[DjangoLimit]:
-        """Return the limits of the site that are in force on a view."""
-        route = view, None if class_of(view) is None else method
-        plan = self._plans.get(route)
-        if plan is None:
-            plan = self._plans[route] = limits_around(self._site, view, method)
-        return plan
 
     def _handled(self, request: HttpRequest) -> Steps:
         return handled(self.kind, request, None, self.get_response, (request,), {}, self._unrouted)
@@ -267,7 +258,8 @@ class AsyncSiteLimits(SiteLimits):
         return await run_async(self._handled(request))
 
     async def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        return await run_async(asked(outer_exchange(request), self.plan(view, request.method), request))
+        limits = limits_around(self._site, view, request.method)
+        return await run_async(asked(outer_exchange(request), limits, request))
 
 
 def scope_of(request: Any) -> WSGIScope:

@@ -47,7 +47,7 @@ from headgate.http.exchange import (
     nowhere,
 )
 from headgate.http.headers import Headers, all_fields, encoded
-from headgate.http.keys import by_address, matched_route, takes_scope
+from headgate.http.keys import matched_route
 from headgate.http.limit import (
     Cost,
     Keys,
@@ -188,17 +188,10 @@ class Limit(DeclaredLimit):
         options: ViewOptions,
     ) -> None:
         injected = {name: part for name, part in parts.items() if isinstance(part, Depends)}
-        key, exempt, address = parts["key"], options["exempt"], options["address"] or by_address()
-        keys = key.values() if isinstance(key, Mapping) else (key,)
-        functions = [part for part in (*keys, *list(parts.values())[1:], address) if callable(part)]
-        # Usually only the address is needed, and for that the scope is enough.
-        self._takes_scope = exempt is None and not injected and all(map(takes_scope, functions))
         self._injected = f"headgate.{id(self)}"
         values = {name: self._value_of(name) for name in injected}
-        given: Any = {**options, **parts, **values, "address": address}
-        super().__init__(rules, default, given)
+        super().__init__(rules, default, {**options, **parts, **values})  # type: ignore[typeddict-item]
         self._request_limit = None if self.lacks_name else self.limit_for(AsyncLimiter)
-        self._last_route: object = None
         self._applies: dict[int, tuple[object, bool]] = {}
         self.__signature__ = _signature(injected)
         # FastAPI inspects this attribute and awaits the result. A direct call uses the class's method, which reports misuse.
@@ -232,16 +225,15 @@ class Limit(DeclaredLimit):
     ) -> Decision | None:
         """Check a request; FastAPI calls it for every route that depends on this limit."""
         scope = connection.scope
-        if (scope.get("route") is not self._last_route or "fastapi" in scope) and not self.applies(scope):
+        if not self.applies(scope):
             return None
         request_limit = self._request_limit or self.request_limit(scope["app"])
         if injected:
             scope[self._injected] = injected
-        request = scope if self._takes_scope else connection
-        if request_limit.exempt is not None and request_limit.exempt(request):
+        if request_limit.exempt is not None and request_limit.exempt(connection):
             return None
         exchange: ASGIExchange = scope.get(EXCHANGE) or self._unsent(scope, request_limit)
-        answer = await exchange.decide(request_limit, scope, request)
+        answer = await exchange.decide(request_limit, scope, connection)
         if answer is not None:
             raise _refused(scope, exchange, answer)
         if not exchange.sees_response:
@@ -274,8 +266,6 @@ class Limit(DeclaredLimit):
             dependant = getattr(route, "dependant", None)
             known = route, dependant is None or self in active_limits(dependant)
             self._applies[id(route)] = known
-        if known[1]:
-            self._last_route = scope.get("route")
         return known[1]
 
     def _unsent(self, scope: Scope, request_limit: RequestLimit[AsyncLimiter]) -> ASGIExchange:

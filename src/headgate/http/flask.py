@@ -139,16 +139,9 @@ def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit, **defaults: U
         return respond(environ, start_response, lambda start: inner(environ, start))
 
     app.wsgi_app = wsgi_app  # type: ignore[method-assign]
-    plans: dict[tuple[str | None, str], list[ViewLimit]] = {}
 
     def decide() -> None:
-        route = request.endpoint, request.method
-        plan = plans.get(route)
-        if plan is None:
-            plan = _plan(app, own)
-            if request.endpoint is not None:  # the number of endpoints is bounded
-                plans[route] = plan
-        for found in plan:
+        for found in _plan(app, own):
             found.decide()
 
     app.before_request(decide)

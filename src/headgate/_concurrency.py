@@ -36,6 +36,11 @@ class Event:
         self._blocker = threading.Lock()
         self._blocker.acquire()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the waiter has stopped waiting."""
+        return self.is_over
+
     def set(self) -> bool:
         """Set the event; return false if the waiter has stopped waiting. One thread at a time may call this."""
         if self.is_over:
@@ -72,9 +77,14 @@ class AsyncEvent:
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the waiter has stopped waiting or its event loop was closed."""
+        return self.is_over or self._loop.is_closed()
+
     def set(self) -> bool:
-        """Set the event; return false if the waiter has stopped waiting or its event loop was closed."""
-        if self.is_over or self._loop.is_closed():
+        """Set the event; return false if the waiter is dead."""
+        if self.is_dead:
             return False
         if not self._is_set:
             try:

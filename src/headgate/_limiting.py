@@ -66,8 +66,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         self.name = check_text("a limiter's name", name or "", 0)
         self.units = Units(self.name, self.rules)
         self.health = Health()
-        self._queue = FairQueue()
-        self._place_queue = FairQueue()
+        self._lines = FairQueue()
         self._turn_of = key_picker(self.rules)
         self._ping: Any = None
         given = check_clock(clock)
@@ -161,23 +160,16 @@ class LimiterBase(Unpicklable, Generic[S, G]):
             return max(others, default=pause), None
         return 1, refusal.rule
 
-    def _poll_pause(self, place: Place, refusal: Decision, deadline: int | None) -> float:
-        """Return the seconds after which a waiter tries again to take a place, even if nobody released one here."""
-        pauses = [self._place_queue.poll(place), refusal.retry_after or 0]
+    def _place_pause(self, refusal: Decision, deadline: int | None) -> float:
+        """Return the seconds after which a waiter tries again to take a place, even if nobody released one."""
+        seconds = refusal.retry_after or 0
         if deadline is not None:
-            pauses.append((deadline - self._clock.now_us()) / MICROSECONDS)
-        return max(0.0, min(pauses))
+            seconds = min(seconds, (deadline - self._clock.now_us()) / MICROSECONDS)
+        return max(0.0, seconds)
 
-    def _places_of(self, key: Key | None) -> dict[str, Place]:
-        """Return the places of a key, by the names of their `concurrent` rules."""
-        parts = zip(self.rules, self._turn_of(key), strict=True)
-        return {rule.name: (rule.identity, part) for rule, part in parts if rule.kind == "concurrent"}
-
-    def _wake_waiters(self, key: Key | None) -> None:
+    def _release_places(self, key: Key | None) -> None:
         """Wake the first waiter of each place that a hold of this key has released."""
-        if not self._place_queue.is_empty:
-            for place in self._places_of(key).values():
-                self._place_queue.wake_first(place)
+        self._queues.released(self._turn_of(key))
 
     # A limiter of a policy file changes with the file. HTTP edges prepare their headers for `current`, and again when
     # `current` is replaced. Other limiters never change.
@@ -192,6 +184,9 @@ class LimiterBase(Unpicklable, Generic[S, G]):
 
     quotas: QuotaCache | None = None
     """Cached results of the function for callers' quotas; `None` without one."""
+
+    _queues: Any
+    """The queues of waiting calls."""
 
     _chunks: ChunkBook | None = None
     """The chunks of leased units; `None` without a lease."""

@@ -5,27 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import timedelta
-from math import inf
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, PendingHold
+from headgate._async.waiting import AsyncLocalQueues, AsyncTurn
 from headgate._concurrency import (
-    AsyncEvent,
     check_coroutine_function,
     check_undecorated,
     qualified_name,
     run_without_waiting,
 )
-from headgate._fair_queue import PlaceWaiter
+from headgate._fair_queue import POLL_EVERY
 from headgate._hit import AsyncHitMethods, pending_call
 from headgate._limiting import LimiterBase, raise_unknown_option
+from headgate.algorithms.waiting import DEFAULT_PRIORITY, check_priority
 from headgate.clock import MICROSECONDS, Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
-from headgate.keys import Key
+from headgate.keys import Key, PlainKey
 from headgate.leases._async.gate import AsyncLeasedGate
 from headgate.outage._async.gate import AsyncResilientGate
 from headgate.outage.binding import bind
@@ -33,6 +33,7 @@ from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for, check_quota_function
 from headgate.rules import Rule, leased, scopes_of
 from headgate.stores.base import AsyncGate, AsyncStore, Operation, check_deadline
+from headgate.stores.queues import AsyncQueues
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,6 +122,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
                 gate = self._leased = AsyncLeasedGate(gate, self._chunks)
             if store is not None and clock is not None:
                 gate = AsyncTimed(gate, clock)  # a private memory store has the clock already
+            self._queues = self._bind_queues()
             if quotas is not None:
                 self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
                 gate = AsyncQuoted(gate, self.quotas, self._turn_of)
@@ -132,6 +134,17 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             if self._handle is not None:
                 self._handle.close()
             raise
+
+    def _bind_queues(self) -> AsyncQueues:
+        """Return the queues of waiting calls: those of a shared store, or else of this process.
+
+        Chunks of leased units are decided in this process, and a clock of tests cannot wait for other processes.
+        """
+        bind_queues = getattr(self.store, "bind_queues_async", None)
+        if bind_queues is None or self._chunks is not None or not self._has_real_time:
+            return AsyncLocalQueues(self.rules, self._lines)
+        queues: AsyncQueues = bind_queues(self.name, self.rules)
+        return queues
 
     def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
         """Return the gate with hooks, and the hold factory."""
@@ -165,21 +178,21 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         quota: QuotaValue | None = None,
         now: float | None = None,
         timeout: float | None = None,
+        priority: int = DEFAULT_PRIORITY,
     ) -> PendingHold:
         """Take units that are not final yet: `async with limiter.hold(key) as hold`, or `hold = await …`.
 
         Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
         expire, and its places in a `concurrent` rule until their lease ends.
 
-        With a `timeout` it waits like `wait`, and is woken when another hold of this process releases a place. Places that
-        other processes release are noticed within a fraction of a second.
+        With a `timeout` it waits like `wait`, with a `priority`, and is woken when another hold releases a place.
 
         Raises:
-            ConfigError: The time-out is not a number, or `now=` is given too.
+            ConfigError: The time-out or the priority is not valid, or `now=` is given too.
             RateLimited: With a `timeout`: the units would not be admitted within that time. Without one, a refused hold is
                 returned; it is false.
         """
-        return PendingHold(self._hold(key, cost, tier, quota, now, timeout))
+        return PendingHold(self._hold(key, cost, tier, quota, now, timeout, priority))
 
     async def _hold(
         self,
@@ -189,13 +202,15 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         quota: QuotaValue | None,
         now: float | None,
         timeout: float | None,
+        priority: int,
     ) -> AsyncHold:
+        check_priority(priority)
         if timeout is None:
             return await self._take(key, cost, tier, quota, now)
         if now is not None:
             raise ConfigError("hold waits by its clock: use either now= or timeout=")
         take = functools.partial(self._take, key, cost, tier, quota, None)
-        hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout)
+        hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout, priority)
         return hold
 
     async def _attempt(
@@ -235,7 +250,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas
         )
         if self.units.has_places:
-            hold.on_end = functools.partial(self._wake_waiters, key)
+            hold.on_end = functools.partial(self._release_places, key)
         return hold
 
     def wait(
@@ -246,29 +261,40 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         timeout: float | None = None,
+        priority: int = DEFAULT_PRIORITY,
     ) -> Coroutine[Any, Any, Decision]:
-        """Wait until the units are admitted and taken; first come, first served per key within this process.
+        """Wait until the units are admitted and taken: first come, first served per key, in all processes on a shared store.
 
         With a `timeout` of `None` or infinity it waits without limit; with 0 or less it does not wait. For a `concurrent`
         rule it waits until a place is free, and does not keep the place; `hold` with a `timeout` does.
 
+        While calls of several priorities (1 to 10) wait for a key, each priority is served in proportion to its number: with
+        4 and 1, four of five admitted calls have priority 4.
+
         Raises:
-            ConfigError: The time-out is not a number.
+            ConfigError: The time-out or the priority is not valid.
             RateLimited: The units would not be admitted within `timeout` seconds, or never. It is raised as soon as this is
                 known, not after the time-out.
         """
-        return pending_call(self._wait(key, cost, tier, quota, timeout))
+        return pending_call(self._wait(key, cost, tier, quota, timeout, priority))
 
     async def _wait(
-        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
+        self,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        timeout: float | None,
+        priority: int,
     ) -> Decision:
+        check_priority(priority)
         if self.units.has_places:
             take = functools.partial(self._take, key, cost, tier, quota, None)
-            hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout)
+            hold: AsyncHold = await self._take_in_turn(take, key, cost, tier, quota, timeout, priority)
             await hold.settle(hold.cost)
             return hold.decision
         hit = functools.partial(self._attempt, key, cost, tier, quota)
-        decision: Decision = await self._take_in_turn(hit, key, cost, tier, quota, timeout)
+        decision: Decision = await self._take_in_turn(hit, key, cost, tier, quota, timeout, priority)
         return decision
 
     async def _take_in_turn(
@@ -279,55 +305,55 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         tier: str | None,
         quota: QuotaValue | None,
         timeout: float | None,
+        priority: int,
     ) -> Any:
         """Call `take` until it is admitted, behind earlier callers with the same key; return its decision or hold.
 
         Its argument is whether a refusal is final.
         """
-        turn = self._turn_of(key)
-        timeout = time_limit(timeout)
+        parts, timeout = self._turn_of(key), time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        if deadline is not None and self._queue.is_taken(turn):
-            # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
-            alone = await self.check(key, cost, tier=tier, quota=quota)
-            if not alone and self._is_too_late(alone, deadline):
-                return await self._take_finally(take, alone)
-        ticket = AsyncEvent()
-        try:
-            if not (self._queue.join(turn, ticket) or await self._comes_to_front(turn, ticket, timeout)):
-                late = await self.check(key, cost, tier=tier, quota=quota)
-                if late:
-                    raise RateLimited(late.as_refused())
-                return await self._take_finally(take, late)
-            return await self._take_at_front(take, key, deadline)
-        finally:
-            ticket.is_over = True  # before the call, in which a signal handler could raise
-            self._queue.leave(turn, ticket)
-
-    async def _take_at_front(
-        self, take: Callable[[bool], Coroutine[Any, Any, Any]], key: Key | None, deadline: int | None
-    ) -> Any:
-        """Call `take` until it is admitted; sleep after each refusal, until time has passed or a place is released."""
-        sleeper = PlaceWaiter(self._place_queue, AsyncEvent())
+        turn = AsyncTurn(self._queues, parts, priority, timeout)
+        checks = deadline is not None
         try:
             while True:
-                sleeper.rearm()
-                taken = await take(False)
-                if taken:
-                    return taken
-                refusal: Decision = getattr(taken, "decision", taken)
-                if self._is_too_late(refusal, deadline):
-                    return await self._take_finally(take, refusal)
-                pause, rule = self._waits_for(refusal)
-                place = None if rule is None else self._places_of(key).get(rule)
-                if sleeper.moves_to(place):
-                    continue  # the place may have been released before the move
-                if place is None:
-                    await self._clock.asleep((pause or 0) / MICROSECONDS)
-                else:
-                    await self._sleep(sleeper.ticket, self._poll_pause(place, refusal, deadline))
+                if await turn.comes():
+                    taken = await take(False)
+                    if taken:
+                        return taken
+                    refusal: Decision = getattr(taken, "decision", taken)
+                    if self._is_too_late(refusal, deadline):
+                        return await self._take_finally(take, refusal)
+                    await self._sleep_until_admitted(turn, parts, refusal, deadline)
+                    continue
+                is_over = turn.left <= 0
+                if checks or is_over:
+                    # No call is admitted sooner behind others than alone; if alone is too late, it need not wait.
+                    checks, alone = False, await self.check(key, cost, tier=tier, quota=quota)
+                    if alone and is_over:
+                        raise RateLimited(alone.as_refused())
+                    if not alone and (is_over or self._is_too_late(alone, deadline)):
+                        return await self._take_finally(take, alone)
+                await turn.sleep()
         finally:
-            sleeper.leave()
+            turn.leave()
+
+    async def _sleep_until_admitted(
+        self, turn: AsyncTurn, parts: tuple[PlainKey, ...], refusal: Decision, deadline: int | None
+    ) -> None:
+        """Sleep after a refusal, until time has passed or a place may have been released."""
+        pause, rule = self._waits_for(refusal)
+        place = None if rule is None else self._queues.of_places(parts).get(rule)
+        if await turn.moves_to(place):
+            return
+        if place is None:
+            seconds, sleep = (pause or 0) / MICROSECONDS, turn.rest
+        else:
+            seconds, sleep = self._place_pause(refusal, deadline), turn.sleep
+        if self._has_real_time:
+            await sleep(seconds)
+        else:
+            await self._clock.asleep(seconds if place is None else min(seconds, POLL_EVERY))
 
     async def _take_finally(self, take: Callable[[bool], Coroutine[Any, Any, Any]], refusal: Decision) -> Any:
         """Raise the final refusal; with a penalty, call `take` once more, so that the refusal counts."""
@@ -337,24 +363,6 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
                 return taken
             refusal = getattr(taken, "decision", taken)
         raise RateLimited(refusal)
-
-    async def _sleep(self, ticket: AsyncEvent, seconds: float) -> None:
-        """Sleep until the ticket is set, for at most `seconds`."""
-        if self._has_real_time:
-            await ticket.wait(seconds)
-        else:
-            await self._clock.asleep(seconds)
-
-    async def _comes_to_front(self, turn: object, ticket: AsyncEvent, timeout: float | None) -> bool:
-        """Wait until a ticket is at the front of its queue; return false after `timeout` seconds."""
-        ends = inf if timeout is None else ticket.time() + timeout
-        while True:
-            pause, left = self._queue.pause(turn), ends - ticket.time()
-            if await ticket.wait(min(pause, left)):
-                return True
-            if left <= pause:
-                return False
-            self._queue.wake_first(turn)
 
     async def reset(self, key: Key | None = None) -> None:
         """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for all callers."""

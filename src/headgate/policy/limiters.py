@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from headgate._fair_queue import FairQueue
 from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.errors import StoreUnavailable
@@ -25,7 +24,7 @@ _PREPARED = (
     "health",
     "_ping",
     "_turn_of",
-    "_place_queue",
+    "_queues",
     "_chunks",
     "new_hold",
     "gate",
@@ -56,7 +55,6 @@ class ReloadingLimiter(Generic[V]):
         # The constructor of a limiter is not called: the version has prepared everything.
         self.name: str = version.name
         self._handle: StoreHandle | None = None  # its store belongs to the policy
-        self._queue = FairQueue()  # waiters stay where they are when the version changes
         self._clock = version._clock
         self._has_real_time = version._has_real_time
         self._lock = watch(threading.Lock())

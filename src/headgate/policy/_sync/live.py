@@ -78,7 +78,8 @@ class Version(Limiter):
         if policy.default_tier is not None:
             self._known_tiers = None  # callers may have any tier
         if before is not None:
-            self._place_queue = before._place_queue  # holds of every version wake the waiting callers
+            self._lines = before._lines  # waiting callers stay where they are
+            self._queues = self._bind_queues()
         if self._shadowed is not None:
             pick, own = self._turn_of, self._shadowed.without_foreign
             self._turn_of = lambda key: pick(own(key))

@@ -16,7 +16,7 @@ from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.operations import PostgresOperations
 from headgate.stores.postgres.peer import PostgresPeer
-from headgate.stores.remote.store import RemoteNoteStore
+from headgate.stores.remote.store import RemoteStateStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 
@@ -27,7 +27,7 @@ _MAY_LOSE = "nothing if a client crashes; the last moments if the server crashes
 _MAY_LOSE_DURABLE = "nothing"
 
 
-class PostgresStore(RemoteNoteStore):
+class PostgresStore(RemoteStateStore):
     """Counts in a PostgreSQL (15 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
 
     Args:

@@ -19,7 +19,7 @@ from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision, Fields
 from headgate.errors import ConfigError, StoreError
-from headgate.keys import Key, PlainKey, key_picker, storage_key, storage_keys, storage_prefix
+from headgate.keys import Key, PlainKey, key_picker, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts
 from headgate.stores.penalties import has_penalty, with_penalty_costs
@@ -43,22 +43,27 @@ Tag = Literal["limiter", "key"]
 
 
 def tagged_keys(namespace: str, limiter: str, rules: tuple[Rule, ...], tag: Tag) -> StateKeys:
-    """Return a function like that of `storage_keys`, with a hash tag in each key.
+    """Return a function like that of `storage_keys`, with a hash tag in each key."""
+    name_of = tagged_name(namespace, limiter, tag)
+    pick, prefixes = key_picker(rules), [storage_prefix(namespace, limiter, rule) for rule in rules]
+    return lambda key: tuple(map(name_of, prefixes, pick(key)))
+
+
+def tagged_name(namespace: str, limiter: str, tag: Tag) -> Callable[[bytes, PlainKey], bytes]:
+    """Return a function like `storage_key`, with a hash tag.
 
     The tag comes first, so that braces in the text of a key cannot choose another slot.
     """
     secret = blake2b(f"{len(namespace)}:{namespace}{limiter}".encode(), digest_size=32).digest()
-    if tag == "limiter":
-        keys, brace = storage_keys(namespace, limiter, rules), b"{%b}" % secret[:8].hex().encode()
-        return lambda key: tuple(brace + name for name in keys(key))
 
     def tagged(prefix: bytes, key: PlainKey) -> bytes:
-        raw = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
-        digest = blake2b(raw, digest_size=8, key=secret).hexdigest().encode()
-        return b"{%b}%b" % (digest, storage_key(prefix, key))
+        digest = secret[:8].hex()
+        if tag == "key":
+            raw = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+            digest = blake2b(raw, digest_size=8, key=secret).hexdigest()
+        return b"{%b}%b" % (digest.encode(), storage_key(prefix, key))
 
-    pick, prefixes = key_picker(rules), [storage_prefix(namespace, limiter, rule) for rule in rules]
-    return lambda key: tuple(map(tagged, prefixes, pick(key)))
+    return tagged
 
 
 class ClusterOperations:

@@ -39,6 +39,7 @@ _ALLOWED, _RETRY_IS_KNOWN, _RESET_IS_KNOWN = 1, 2, 4
 class Operation(IntEnum):
     """Operations of the script."""
 
+    QUEUE = 0
     HIT = 1
     PEEK = 2
     HOLD = 3
@@ -86,6 +87,12 @@ def note(key: bytes, text: bytes, lasting_us: int, replaced: bytes | None) -> Sc
 def get_note(key: bytes) -> ScriptCall:
     """Return the call that reads a note."""
     return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, 0, 0))
+
+
+def queue_call(queue: bytes, ticket: str, priority: int, lasting_us: int) -> ScriptCall:
+    """Return the call that enters a queue or stays in it; with a lifetime of 0, it leaves."""
+    head = _HEAD.pack(Operation.QUEUE, 2, _SERVER_CLOCK, -(lasting_us // -1000), priority)
+    return ScriptCall((b"order:" + queue, b"tickets:" + queue), head + ticket.encode())
 
 
 def reset(keys: tuple[bytes, ...]) -> ScriptCall:

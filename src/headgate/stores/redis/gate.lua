@@ -16,7 +16,8 @@
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has one key and no rule; its cost
 --          is the time to live in milliseconds (0: only read), its birth the length of the text that may be replaced
 --          (-1: none); that text follows, then the new one. The same text extends the time. 8 hit, 10 hold: if it is
---          refused, penalties count it.
+--          refused, penalties count it. 0 queue: the ticket of a waiting call, which has two keys and no rule; its cost is
+--          the time to live in milliseconds (0: leave), its birth the priority; the ticket follows.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
@@ -27,6 +28,7 @@
 --            record            0, or the number of the rule whose count would leave the exact range, and its count
 --            refund, reset     0
 --            note              the text that is kept under that name, or nil
+--            queue             1 if the ticket is first, else 0
 --            an error          if this request failed; it does not affect the others. "EDGES" and the server's time: the
 --                              time is outside of the calendar windows in the request. Nothing was done.
 --
@@ -43,6 +45,11 @@
 --                    lease, in the order of their ends
 --   calendar         birth, end of the window, count
 --   penalty          birth, start, refusals, end, duration
+--
+-- A queue is a sorted set "order:NAME", whose members are a letter for the priority, the tag in 16 digits and the ticket; and a
+-- hash "tickets:NAME", which maps each ticket to its expiry in milliseconds and its member. A ticket begins with the 16
+-- characters of its process, which listens to the channel "headgate:" and these characters. The queue for places of a
+-- concurrent rule has the name of its state; its two keys are used without being in KEYS, but have the same hash tag.
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -402,6 +409,107 @@ local function packed_receipt(kind, r1, r2, r3, r4, r5)
   return kind == BUCKET and pack("<i8i8i8i8i8", r1, r2, r3, r4, r5) or pack("<i8i8", r1, r2)
 end
 
+-- Returns the functions for queues of waiting calls: a port of headgate.algorithms.waiting.
+local enter_queue, wake_first
+local function queueing()
+  if enter_queue then
+    return enter_queue, wake_first
+  end
+  local HIGHEST_PRIORITY, STRIDE, PROCESS_LENGTH = 10, 2520, 16
+  local call, sub, char, match, format = redis.call, string.sub, string.char, string.match, string.format
+  local now = floor(clock / 1000)
+
+  -- Returns the first or last member with a priority, or nil.
+  local function end_of(command, order, priority)
+    local from, to = "[" .. char(64 + priority), "(" .. char(65 + priority)
+    if command == "ZREVRANGEBYLEX" then
+      from, to = to, from
+    end
+    return call(command, order, from, to, "LIMIT", 0, 1)[1]
+  end
+
+  local function tag_of(member)
+    return member and tonumber(sub(member, 2, 17)) or 0
+  end
+
+  -- Removes expired tickets from the front, and returns the first ticket, its tag, and whether any was removed.
+  local function first_of(order, tickets)
+    local has_changed = false
+    while true do
+      local first
+      for priority = HIGHEST_PRIORITY, 1, -1 do
+        local member = end_of("ZRANGEBYLEX", order, priority)
+        if member and (not first or tag_of(member) < tag_of(first)) then
+          first = member
+        end
+      end
+      if not first then
+        return nil, 0, has_changed
+      end
+      local ticket = sub(first, 18)
+      local kept = call("HGET", tickets, ticket)
+      if kept and tonumber(match(kept, "^%d+")) > now then
+        return ticket, tag_of(first), has_changed
+      end
+      call("ZREM", order, first)
+      call("HDEL", tickets, ticket)
+      has_changed = true
+    end
+  end
+
+  local function tell(ticket)
+    redis.pcall("PUBLISH", "headgate:" .. sub(ticket, 1, PROCESS_LENGTH), ticket)
+  end
+
+  -- Enters a queue or stays in it, or leaves it with a lifetime of 0; returns 1 if the ticket is first.
+  enter_queue = function(order, tickets, ticket, priority, lifetime)
+    local kept = call("HGET", tickets, ticket)
+    local member = kept and match(kept, " (.*)")
+    if member and lifetime > 0 then
+      call("HSET", tickets, ticket, format("%.0f %s", now + lifetime, member))
+    end
+    local first, tag, has_changed = first_of(order, tickets)
+    if lifetime == 0 then
+      if member then
+        call("ZREM", order, member)
+        call("HDEL", tickets, ticket)
+      end
+      if first == ticket then
+        first, tag, has_changed = first_of(order, tickets)
+        has_changed = true
+      end
+    elseif not member then
+      local last = tag_of(end_of("ZREVRANGEBYLEX", order, priority))
+      member = format("%s%016.0f%s", char(64 + priority), max(tag, last) + STRIDE / priority, ticket)
+      call("ZADD", order, 0, member)
+      call("HSET", tickets, ticket, format("%.0f %s", now + lifetime, member))
+      first = first or ticket
+    end
+    if lifetime > 0 then
+      for _, key in ipairs({ order, tickets }) do
+        call("PEXPIRE", key, max(lifetime, call("PTTL", key)))
+      end
+    end
+    if has_changed and first and first ~= ticket then
+      tell(first)
+    end
+    return first == ticket and 1 or 0
+  end
+
+  -- Tells the first ticket in the queue of a place that it was released. Without rights for queues, nothing happens.
+  wake_first = function(place)
+    pcall(function()
+      local order = "order:" .. place
+      local first = call("EXISTS", order) == 1 and first_of(order, "tickets:" .. place)
+      if first then
+        tell(first)
+      end
+    end)
+  end
+
+  return enter_queue, wake_first
+end
+
 -- Returns the functions that give units back, alone or in exchange for others. They are created on demand, because that takes
 -- as long as a decision.
 local refund_all, move
@@ -596,6 +704,7 @@ local function giving_back()
       local _, latest = unpack("<dd", state)
       at = max(now, latest)
       after_refund = refund_lease(state, MAX_UNITS, ...)
+      select(2, queueing())(key)
     else
       local _, state_index = unpack("<dd", state)
       if kind == FIXED then
@@ -662,6 +771,9 @@ local function giving_back()
       end
       if after then
         save(key, after, counted_for, explicit)
+        if kind == CONCURRENT then
+          select(2, queueing())(key)
+        end
       end
       place = place + 33
       receipt = receipt + 9 + 8 * numbers
@@ -750,7 +862,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
 end
 
 local function run(request, first_key)
-  local REFUND, RESET, NOTE, TO_FINAL = 5, 6, 7, 7
+  local QUEUE, REFUND, RESET, NOTE, TO_FINAL = 0, 5, 6, 7, 7
   local operation, rules, now, cost, birth = unpack("<BHddd", request)
   local is_final = operation > NOTE
   if is_final then
@@ -778,6 +890,8 @@ local function run(request, first_key)
       kept = text
     end
     return kept
+  elseif operation == QUEUE then
+    return queueing()(KEYS[first_key + 1], KEYS[first_key + 2], sub(request, 28), birth, cost)
   elseif rules == 1 and cost >= 0 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
   end

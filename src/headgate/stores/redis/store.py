@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -18,19 +19,21 @@ from redis.asyncio import RedisCluster as AsyncRedisCluster
 from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, StoreError
-from headgate.keys import storage_keys
+from headgate.keys import PlainKey, storage_keys
 from headgate.rules import Rule
 from headgate.stores.base import Guarantees, check_deadline
 from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterRouter, Nodes, TaskCluster, ThreadCluster
-from headgate.stores.redis.cluster_operations import ClusterOperations, Tag
+from headgate.stores.redis.cluster_operations import ClusterOperations, Tag, tagged_name
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
 from headgate.stores.redis.eviction import INFO_MEMORY, read_policy
 from headgate.stores.redis.operations import operations_for
 from headgate.stores.redis.peer import NodePeer, RedisPeer
+from headgate.stores.redis.subscription import RedisSubscription
 from headgate.stores.redis.urls import place_of
 from headgate.stores.remote.encoding import RequestEncoder
-from headgate.stores.remote.store import RemoteNoteStore
+from headgate.stores.remote.listener import WakeListener
+from headgate.stores.remote.store import RemoteStateStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 
@@ -44,7 +47,7 @@ _MAY_LOSE = (
 )
 
 
-class RedisStore(RemoteNoteStore):
+class RedisStore(RemoteStateStore):
     """Counts on a Redis (6.2 or later) or Valkey server.
 
     Args:
@@ -90,6 +93,7 @@ class RedisStore(RemoteNoteStore):
         self._evicts: str | None = None  # not known yet
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
+        self._wake_ups = WakeListener(self._subscribe)
         self._router = ClusterRouter(self.endpoint)
         self._thread_cluster = ThreadCluster(self._threads)
         self._task_cluster = TaskCluster(self._tasks)
@@ -151,6 +155,18 @@ class RedisStore(RemoteNoteStore):
     def _task_engine(self) -> TaskCluster | AsyncEngine:
         self.endpoint.async_connection(self.deadline)  # raises now rather than at the first call
         return self._task_cluster if self._is_cluster else self._tasks.at(self.endpoint)
+
+    def _name_state(self, limiter: str) -> Callable[[bytes, PlainKey], bytes]:
+        if self._tag is not None:
+            return tagged_name(self.namespace, limiter, self._tag)
+        return super()._name_state(limiter)
+
+    def _subscribe(self, process: str) -> RedisSubscription:
+        return RedisSubscription(self.endpoint, process, self.deadline)
+
+    def _queue_request(self, queue: bytes, ticket: str, priority: int, lasting_us: int) -> Any:
+        call = codec.queue_call(queue, ticket, priority, lasting_us)
+        return self._router.send(call) if self._is_cluster else call
 
     def _note_request(self, key: bytes, text: bytes | None, lasting_us: int, replaced: bytes | None) -> Any:
         call = codec.get_note(key) if text is None else codec.note(key, text, lasting_us, replaced)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
-from headgate.keys import note_key
+from headgate.keys import PlainKey, note_key, storage_key
 from headgate.rules import Rule
 from headgate.stores.base import (
     AsyncGate,
@@ -18,9 +19,13 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
+from headgate.stores.queues import AsyncQueues, QueueNames, Queues
 from headgate.stores.remote._async.gate import AsyncRemoteGate
+from headgate.stores.remote._async.queues import AsyncRemoteQueues
 from headgate.stores.remote._sync.gate import RemoteGate
+from headgate.stores.remote._sync.queues import RemoteQueues
 from headgate.stores.remote.encoding import RequestEncoder
+from headgate.stores.remote.listener import WakeListener
 
 
 class RemoteStore(Closing):
@@ -86,14 +91,15 @@ class RemoteStore(Closing):
         return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
-class RemoteNoteStore(RemoteStore):
-    """A network store that keeps notes; see `AsyncNotes`.
+class RemoteStateStore(RemoteStore):
+    """A network store with states of its own, and with notes (see `AsyncNotes`) and queues (see `Queues`).
 
     Attributes:
-        namespace: Separates the states and notes of several applications.
+        namespace: Separates the states, notes and queues of several applications.
     """
 
     namespace: str
+    _wake_ups: WakeListener
 
     @property
     def notes(self) -> AsyncNotes:
@@ -117,6 +123,39 @@ class RemoteNoteStore(RemoteStore):
         """Store a note, or read it if the text is `None`; return the stored one."""
         request = self._note_request(note_key(self.namespace, name), text, lasting_us, replaced)
         return await self._task_engine().call(request, time.monotonic() + self.deadline)
+
+    def bind_queues(self, limiter: str, rules: tuple[Rule, ...]) -> Queues:
+        """Return the queues of a limiter's waiting calls, for threads."""
+        return RemoteQueues(*self._queue_parts(limiter, rules), self._thread_engine(), self.deadline)
+
+    def bind_queues_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncQueues:
+        """Return the queues of a limiter's waiting calls, for coroutines."""
+        return AsyncRemoteQueues(*self._queue_parts(limiter, rules), self._task_engine(), self.deadline)
+
+    def _queue_parts(self, limiter: str, rules: tuple[Rule, ...]) -> tuple[QueueNames, WakeListener, Any]:
+        names = QueueNames(self.namespace, limiter, rules, self._name_state(limiter))
+        return names, self._wake_ups, self._queue_request
+
+    def close(self) -> None:
+        """Close all connections; those of event loops as soon as these run."""
+        super().close()
+        self._wake_ups.close()
+
+    async def aclose(self) -> None:
+        """Close all connections; those of other event loops as soon as these run."""
+        await super().aclose()
+        self._wake_ups.close()
+
+    def _name_state(self, limiter: str) -> Callable[[bytes, PlainKey], bytes]:
+        """Return a function from the prefix of a rule and a key to the name of the state."""
+        return storage_key
+
+    @abstractmethod
+    def _queue_request(self, queue: bytes, ticket: str, priority: int, lasting_us: int) -> Any:
+        """Return the request that enters a queue or stays in it; with a lifetime of 0, it leaves.
+
+        The reply is 1 if the ticket is first.
+        """
 
     @abstractmethod
     def _note_request(self, key: bytes, text: bytes | None, lasting_us: int, replaced: bytes | None) -> Any:

@@ -1,0 +1,63 @@
+"""A limiter's queues of waiting calls on a network store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from headgate._checks import Unpicklable
+from headgate.clock import to_microseconds
+from headgate.errors import StoreError
+from headgate.stores.queues import KeyParts, QueueNames, WakeUps
+
+EncodeQueueRequest = Callable[[bytes, str, int, int], Any]
+"""Returns the request of a ticket, from the queue, the ticket, its priority and its lifetime in microseconds."""
+
+
+class AsyncRemoteQueues(Unpicklable):
+    """See `AsyncQueues`.
+
+    Args:
+        names: The names of the queues.
+        wake_ups: The waiters of this process.
+        encode: Returns the request of a ticket.
+        engine: Sends requests.
+        deadline: Seconds after which a call fails.
+    """
+
+    def __init__(
+        self, names: QueueNames, wake_ups: WakeUps, encode: EncodeQueueRequest, engine: Any, deadline: float
+    ) -> None:
+        self.of_key = names.of_key
+        self.of_places = names.of_places
+        self.new_ticket = wake_ups.new_ticket
+        self._wake_ups = wake_ups
+        self._encode = encode
+        self._engine = engine
+        self._deadline = deadline
+
+    async def enter(self, queue: bytes, ticket: str, priority: int) -> bool:
+        lasting_us = to_microseconds(self._wake_ups.lifetime())
+        request = self._encode(queue, ticket, priority, lasting_us)
+        is_first = bool(await self._engine.call(request, monotonic() + self._deadline))
+        if not is_first:
+            self._wake_ups.listen()
+        return is_first
+
+    def leave(self, queue: bytes, ticket: str) -> None:
+        # Without a store or an event loop, the ticket expires.
+        with contextlib.suppress(StoreError, RuntimeError):
+            self._engine.tell(self._encode(queue, ticket, 1, 0), monotonic() + self._deadline)
+
+    def released(self, parts: KeyParts) -> None:
+        """Do nothing: the store wakes the waiter of a place."""
+
+    def pause(self, queue: bytes, *, is_place: bool = False) -> float:
+        if is_place:
+            self._wake_ups.listen()
+        return self._wake_ups.pause()
+
+    def missed(self) -> None:
+        self._wake_ups.works = False

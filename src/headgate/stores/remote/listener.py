@@ -1,0 +1,99 @@
+"""Receives what a server tells the waiters of this process, on one connection in one thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headgate.errors import HeadgateError
+from headgate.stores.queues import WakeUps
+
+logger = logging.getLogger("headgate")
+
+LINGER = 30.0
+"""Seconds without a waiter after which the connection is closed."""
+
+RETRY_AFTER = 1.0
+"""Seconds before the next attempt to connect."""
+
+CHECK_EVERY = 1.0
+"""Seconds after which the thread looks whether it is still needed."""
+
+
+class Subscription(Protocol):
+    """A connection on which the server sends messages to this process."""
+
+    def receive(self, seconds: float) -> Sequence[str]:
+        """Return the tickets in the messages that arrive within `seconds`; it returns when there is one.
+
+        Raises:
+            StoreError: The connection is lost.
+        """
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class WakeListener(WakeUps):
+    """The sleeping waiters of this process, woken by messages of the server.
+
+    The thread starts with the first sleeping waiter. If it cannot connect, or if messages do not arrive, as behind some
+    poolers, `works` is false, and the waiters call the store more often.
+
+    Args:
+        subscribe: Opens a connection that receives the messages for a process.
+    """
+
+    def __init__(self, subscribe: Callable[[str], Subscription]) -> None:
+        self._subscribe = subscribe
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        super().__init__()
+
+    def listen(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._listen, name="headgate-listener", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Close the connection soon."""
+        self._is_closed = True
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self._lock = threading.Lock()
+        self._thread = None
+
+    def _listen(self) -> None:
+        process, used = self.process, time.monotonic()
+        subscription: Subscription | None = None
+        while self._is_needed(used):
+            if self._events:
+                used = time.monotonic()
+            try:
+                subscription = subscription or self._subscribe(process)
+                for ticket in subscription.receive(CHECK_EVERY):
+                    self.works = True
+                    self.wake(ticket)
+            except HeadgateError as error:
+                logger.info("waiting calls poll their store, because it cannot wake them: %s", error)
+                self.works = False
+                if subscription is not None:
+                    subscription.close()
+                    subscription = None
+                time.sleep(RETRY_AFTER)
+        if subscription is not None:
+            subscription.close()
+
+    def _is_needed(self, used: float) -> bool:
+        """Return whether the thread continues; `used` is when a waiter slept the last time."""
+        with self._lock:
+            if not self._is_closed and (self._events or time.monotonic() - used < LINGER):
+                return True
+            self._thread, self.works = None, False
+            return False

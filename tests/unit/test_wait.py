@@ -68,7 +68,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 def queued(limiter: Limiter | AsyncLimiter, key: str = "ada") -> int:
     """Return the number of waiters for a key, including the first one."""
-    return len(limiter._queue._queues.get((key,), ()))
+    return limiter._lines.length((key,))
 
 
 def has_queue_of(limiter: Limiter, length: int) -> bool:
@@ -254,15 +254,15 @@ class QueueChecks:
 
     def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
         self.count = 0
-        turns: Any = limiter._queue
-        look = turns.wake_first
+        turns: Any = limiter._lines
+        look = turns.join
 
         def counted(*arguments: Any) -> bool:
             self.count += 1
             found: bool = look(*arguments)
             return found
 
-        turns.wake_first = counted
+        turns.join = counted
 
 
 async def test_task_whose_timeout_is_too_short_is_refused_at_once() -> None:
@@ -376,7 +376,7 @@ def test_thread_interrupted_while_leaving_still_leaves_the_queue() -> None:
     clock = BlockingClock()
     limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
     limiter.hit("ada")
-    turns: Any = limiter._queue
+    turns: Any = limiter._lines
     leave, interrupted = turns.leave, threading.Event()
 
     def interrupt(*arguments: Any) -> None:
@@ -410,7 +410,7 @@ def test_signal_handler_that_raises_at_any_time_leaves_the_queue_empty(
     limiter = Limiter("1000000000/minute")
     for _ in interruptions(lambda: limiter.wait("ada")):
         assert limiter.wait("ada", timeout=0)
-        assert limiter._queue._queues == {}
+        assert limiter._lines._queues == {}
 
 
 @pytest.mark.usefixtures("frequent_queue_checks")
@@ -435,7 +435,7 @@ def test_a_signal_handler_that_raises_in_one_thread_does_not_stop_another(
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert limiter.wait("ada", timeout=0)
-    assert limiter._queue._queues == {}
+    assert limiter._lines._queues == {}
 
 
 @pytest.mark.parametrize("event", [Event, AsyncEvent])
@@ -454,7 +454,7 @@ async def test_leave_during_another_call_neither_blocks_nor_corrupts_the_queue(e
 
     tickets[1].set = leave_during_set
     turns.leave("ada", tickets[0])
-    assert list(turns._queues["ada"]) == tickets[2:]
+    assert list(turns._queues["ada"][1]) == tickets[2:]
     assert await done(tickets[2].wait(PATIENCE))
 
 
@@ -485,7 +485,7 @@ async def test_leave_compares_a_ticket_with_few_others(event: Any, order: Callab
     for ticket in tickets:
         turns.join("ada", ticket)
     # In a plain dict, finding the first entry skips all entries removed before it; these steps are not counted here.
-    assert isinstance(turns._queues["ada"], OrderedDict)
+    assert isinstance(turns._queues["ada"][1], OrderedDict)
     for ticket in order(tickets):
         turns.leave("ada", ticket)
     assert comparisons < len(tickets)

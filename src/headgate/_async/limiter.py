@@ -336,6 +336,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
                         return await self._take_finally(take, alone)
                 await turn.sleep()
         finally:
+            turn.event.is_over = True  # before the call, in which a signal handler could raise
             turn.leave()
 
     async def _sleep_until_admitted(

@@ -62,6 +62,9 @@ class AsyncTurn:
         parts: The complete key.
         priority: Its priority.
         timeout: Seconds for which it waits for its turn, or `None`.
+
+    Attributes:
+        event: Set when the call should look again.
     """
 
     def __init__(self, queues: AsyncQueues, parts: KeyParts, priority: int, timeout: float | None) -> None:
@@ -69,9 +72,9 @@ class AsyncTurn:
         self._queue = queues.of_key(parts)
         self._place: object = None
         self._priority = priority
-        self._event = AsyncEvent()
-        self._ticket = queues.new_ticket(self._event)
-        self._ends = inf if timeout is None else self._event.time() + timeout
+        self.event = AsyncEvent()
+        self._ticket = queues.new_ticket(self.event)
+        self._ends = inf if timeout is None else self.event.time() + timeout
         self._has_come = False
         self._renew_at = 0.0
         self._was_woken = True
@@ -79,11 +82,11 @@ class AsyncTurn:
     @property
     def left(self) -> float:
         """Seconds until its time-out."""
-        return self._ends - self._event.time()
+        return self._ends - self.event.time()
 
     async def comes(self) -> bool:
         """Return whether it is this call's turn; its position is kept for as long as it asks from time to time."""
-        self._event.clear()
+        self.event.clear()
         if self._has_come and monotonic() < self._renew_at:
             return True
         had_come, self._has_come = self._has_come, await self._enter(self._queue)
@@ -110,17 +113,16 @@ class AsyncTurn:
         """Sleep until this call is woken, or should ask again whether it is its turn, at most for `seconds`."""
         queue, is_place = self._place or self._queue, self._place is not None
         pause = min(seconds, self.left, self._queues.pause(queue, is_place=is_place))
-        self._was_woken = await self._event.wait(max(0.0, pause))
+        self._was_woken = await self.event.wait(max(0.0, pause))
 
     async def rest(self, seconds: float) -> None:
         """Sleep for `seconds`, and keep the turn; return early if it is lost."""
         end = monotonic() + seconds
         while (left := end - monotonic()) > 0 and await self.comes():
-            await self._event.wait(min(left, max(0.0, self._renew_at - monotonic())))
+            await self.event.wait(min(left, max(0.0, self._renew_at - monotonic())))
 
     def leave(self) -> None:
-        """Leave all queues."""
-        self._event.is_over = True  # before the calls, in which a signal handler could raise
+        """Leave all queues; the caller sets `event.is_over` before."""
         if self._place is not None:
             self._queues.leave(self._place, self._ticket)
         self._queues.leave(self._queue, self._ticket)

@@ -336,6 +336,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
                         return self._take_finally(take, alone)
                 turn.sleep()
         finally:
+            turn.event.is_over = True  # before the call, in which a signal handler could raise
             turn.leave()
 
     def _sleep_until_admitted(

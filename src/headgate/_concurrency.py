@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Event:
-    """An event that has one waiting thread.
+    """An event that has one waiting thread. Setting it ends one wait, or the next one.
 
-    Waiting and setting are single calls of a lock. So a signal handler that raises in either thread leaves nothing locked.
-    `threading.Event` does not guarantee this, because it is written in Python.
+    Each method is a single call of a lock. So threads may call them at the same time, and a signal handler that raises
+    leaves nothing locked. `threading.Event` does not guarantee this, because it is written in Python.
 
     Attributes:
         is_over: Set by the waiter when it stops waiting.
@@ -32,7 +32,6 @@ class Event:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._is_set = False
         self._blocker = threading.Lock()
         self._blocker.acquire()
 
@@ -42,22 +41,22 @@ class Event:
         return self.is_over
 
     def set(self) -> bool:
-        """Set the event; return false if the waiter has stopped waiting. One thread at a time may call this."""
+        """Set the event; return false if the waiter has stopped waiting."""
         if self.is_over:
             return False
-        if not self._is_set:
-            self._is_set = True
+        try:
             self._blocker.release()
+        except RuntimeError:
+            return True  # it is set already
         return True
 
     def clear(self) -> None:
-        """Reset the event, so that it can be set again. The waiter calls this, not at the same time as `set`."""
+        """Reset the event."""
         self._blocker.acquire(blocking=False)
-        self._is_set = False
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds; return whether the event was set."""
-        return self._is_set or self._blocker.acquire(timeout=max(0, timeout))
+        """Wait up to `timeout` seconds; return whether the event was set, and reset it."""
+        return self._blocker.acquire(timeout=max(0, min(timeout, threading.TIMEOUT_MAX)))
 
     def time(self) -> float:
         """Return the time in seconds on the clock that `wait` uses."""
@@ -87,17 +86,17 @@ class AsyncEvent:
         if self.is_dead:
             return False
         if not self._is_set:
+            self._is_set = True  # before the call: the waiter may run, and clear it, before the call returns
             try:
                 self._loop.call_soon_threadsafe(self._event.set)
             except RuntimeError:  # closed since the check
                 return False
-            self._is_set = True
         return True
 
     def clear(self) -> None:
-        """Reset the event, so that it can be set again. The waiter calls this, not at the same time as `set`."""
+        """Reset the event; the waiter calls this."""
+        self._is_set = False  # first: a thread that sets it now must not be ignored
         self._event.clear()
-        self._is_set = False
 
     async def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds; return whether the event was set."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx
 
+from headgate._concurrency import Event
 from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.peer import ALONE, PENDING, Conversation, Receiver, abandon_task
-from headgate.stores.remote.wakeup import WakeUp
 
 MOST_BYTES = 32_768
 """The largest batch, small enough that no call waits long for others and that the server accepts it."""
@@ -82,7 +82,7 @@ class HttpWire:
         self._transport = endpoint.transport()
         self._requests: SimpleQueue[HttpRequest | None] = SimpleQueue()
         self._outcome: Any = PENDING
-        self._news = WakeUp()
+        self._news = Event()
         threading.Thread(target=self._serve, daemon=True, name="headgate asks a server").start()
 
     def is_over(self) -> bool:

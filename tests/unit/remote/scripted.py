@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from headgate._concurrency import Event
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.peer import PENDING, Conversation, Receiver
-from headgate.stores.remote.wakeup import WakeUp
 
 PATIENCE = 60.0
 """Seconds after which a test fails that waits for something that never happens."""
@@ -125,7 +125,7 @@ class ScriptedWire:
         self.has_ended = False
         self.is_held = False
         self.unanswered: deque[list[Any]] = deque()
-        self._wakeup = WakeUp()
+        self._wakeup = Event()
         self.news: Callable[[], None] = self._wakeup.set
 
     def is_over(self) -> bool:

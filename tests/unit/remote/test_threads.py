@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headgate._concurrency import Event
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads

@@ -18,13 +18,13 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from headgate._concurrency import Event
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.base import REENTERED, release_if_owned, while_locked
 from headgate.stores.remote.batching import GRACE, OVER, Batcher, RemoteCall
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Wire
-from headgate.stores.remote.wakeup import WakeUp
 
 PAUSE = 0.001
 """Seconds without a reply after which the connection is checked before it is used: the server may have closed it."""
@@ -49,7 +49,7 @@ class ThreadCall(RemoteCall):
     def __init__(self, request: Any, due: float, to_wake: deque[ThreadCall]) -> None:
         super().__init__(request, time.monotonic(), due)
         self.to_wake = to_wake
-        self.wakeup = WakeUp()
+        self.wakeup = Event()
         self.is_awake = False
         self.reply: Any = None
         self.error: BaseException | None = None
@@ -124,7 +124,7 @@ class ThreadDispatcher:
         self._lock: Any = threading.RLock()
         self._wire: Wire | None = None
         self._connecting: Connecting[Wire] | None = None
-        self._connected = WakeUp()
+        self._connected = Event()
         self._heard = 0.0
         self._leader: RemoteCall | None = None
         self._is_interrupted = False
@@ -272,7 +272,7 @@ class ThreadDispatcher:
 
     def _connect(self, now: float) -> None:
         connect = partial(self._peer.connect, self._batcher.time_to_connect(now))
-        self._connected = WakeUp()
+        self._connected = Event()
         try:
             self._connecting = Connecting(connect, self._connected.set)
         except RuntimeError as cause:  # no thread can be started

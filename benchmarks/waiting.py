@@ -76,8 +76,8 @@ class RecordingStore(RedisStore):
         self.entered: dict[Any, tuple[float, float]] = {}
         self.calls = 0
 
-    def bind_queues_async(self, limiter: str, rules: tuple[Any, ...]) -> AsyncQueues:
-        queues: Any = super().bind_queues_async(limiter, rules)
+    def bind_queues_async(self, limiter: str, rules: tuple[Any, ...], **options: Any) -> AsyncQueues:
+        queues: Any = super().bind_queues_async(limiter, rules, **options)
         enter = queues.enter
 
         async def recorded(queue: bytes, ticket: str, priority: int) -> bool:

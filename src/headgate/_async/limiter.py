@@ -100,6 +100,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             raise_unknown_option(type(self).__name__, unknown)
         if deadline is not None:
             check_deadline(deadline)
+        self._deadline = deadline
         if quotas is not None:
             check_quota_function(quotas)
         check_kept_for("quotas_for=", quotas_for)
@@ -143,7 +144,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         bind_queues = getattr(self.store, "bind_queues_async", None)
         if bind_queues is None or self._chunks is not None or not self._has_real_time:
             return AsyncLocalQueues(self.rules, self._lines)
-        queues: AsyncQueues = bind_queues(self.name, self.rules)
+        queues: AsyncQueues = bind_queues(self.name, self.rules, deadline=self._deadline)
         return queues
 
     def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
@@ -313,7 +314,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         """
         parts, timeout = self._turn_of(key), time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        turn = AsyncTurn(self._queues, parts, priority, timeout)
+        turn = AsyncTurn(self._queues, self.health, parts, priority, timeout)
         checks = deadline is not None
         try:
             while True:

@@ -8,6 +8,7 @@ from time import monotonic
 from headgate._concurrency import AsyncEvent
 from headgate._fair_queue import FairQueue, Ticket
 from headgate.errors import StoreError
+from headgate.outage.fallback import Health
 from headgate.rules import Rule
 from headgate.stores.queues import RENEW_EVERY, AsyncQueues, KeyParts
 
@@ -59,6 +60,7 @@ class AsyncTurn:
 
     Args:
         queues: The limiter's queues.
+        health: The health of its store.
         parts: The complete key.
         priority: Its priority.
         timeout: Seconds for which it waits for its turn, or `None`.
@@ -67,8 +69,11 @@ class AsyncTurn:
         event: Set when the call should look again.
     """
 
-    def __init__(self, queues: AsyncQueues, parts: KeyParts, priority: int, timeout: float | None) -> None:
+    def __init__(
+        self, queues: AsyncQueues, health: Health, parts: KeyParts, priority: int, timeout: float | None
+    ) -> None:
         self._queues = queues
+        self._health = health
         self._queue = queues.of_key(parts)
         self._place: object = None
         self._priority = priority
@@ -128,6 +133,8 @@ class AsyncTurn:
         self._queues.leave(self._queue, self._ticket)
 
     async def _enter(self, queue: object) -> bool:
+        if self._health.state == "unavailable":
+            return True
         try:
             return await self._queues.enter(queue, self._ticket, self._priority)
         except StoreError:

@@ -100,6 +100,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
             raise_unknown_option(type(self).__name__, unknown)
         if deadline is not None:
             check_deadline(deadline)
+        self._deadline = deadline
         if quotas is not None:
             check_quota_function(quotas)
         check_kept_for("quotas_for=", quotas_for)
@@ -143,7 +144,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         bind_queues = getattr(self.store, "bind_queues", None)
         if bind_queues is None or self._chunks is not None or not self._has_real_time:
             return LocalQueues(self.rules, self._lines)
-        queues: Queues = bind_queues(self.name, self.rules)
+        queues: Queues = bind_queues(self.name, self.rules, deadline=self._deadline)
         return queues
 
     def _wrap(self, gate: Gate, hooks: Hooks | None) -> tuple[Gate, Callable[..., Hold]]:
@@ -313,7 +314,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         """
         parts, timeout = self._turn_of(key), time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        turn = Turn(self._queues, parts, priority, timeout)
+        turn = Turn(self._queues, self.health, parts, priority, timeout)
         checks = deadline is not None
         try:
             while True:

@@ -9,6 +9,7 @@ from time import monotonic
 from headgate._concurrency import Event
 from headgate._fair_queue import FairQueue, Ticket
 from headgate.errors import StoreError
+from headgate.outage.fallback import Health
 from headgate.rules import Rule
 from headgate.stores.queues import RENEW_EVERY, KeyParts, Queues
 
@@ -60,6 +61,7 @@ class Turn:
 
     Args:
         queues: The limiter's queues.
+        health: The health of its store.
         parts: The complete key.
         priority: Its priority.
         timeout: Seconds for which it waits for its turn, or `None`.
@@ -68,8 +70,11 @@ class Turn:
         event: Set when the call should look again.
     """
 
-    def __init__(self, queues: Queues, parts: KeyParts, priority: int, timeout: float | None) -> None:
+    def __init__(
+        self, queues: Queues, health: Health, parts: KeyParts, priority: int, timeout: float | None
+    ) -> None:
         self._queues = queues
+        self._health = health
         self._queue = queues.of_key(parts)
         self._place: object = None
         self._priority = priority
@@ -129,6 +134,8 @@ class Turn:
         self._queues.leave(self._queue, self._ticket)
 
     def _enter(self, queue: object) -> bool:
+        if self._health.state == "unavailable":
+            return True
         try:
             return self._queues.enter(queue, self._ticket, self._priority)
         except StoreError:

@@ -10,6 +10,7 @@ but may fail, so every waiter also asks from time to time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from itertools import count
@@ -19,8 +20,11 @@ from weakref import WeakValueDictionary
 
 from headgate._concurrency import AsyncEvent, Event
 from headgate._fork import watch
+from headgate.errors import StoreError
 from headgate.keys import PlainKey, queue_prefix, storage_key, storage_prefix
 from headgate.rules import Rule
+
+logger = logging.getLogger("headgate")
 
 KeyParts = tuple[PlainKey, ...]
 """A complete key: the key of each rule."""
@@ -59,6 +63,7 @@ class WakeUps:
         # A waiter that was interrupted may forget to remove its event.
         self._events: WeakValueDictionary[str, Event | AsyncEvent] = WeakValueDictionary()
         self.works = False
+        self._is_reported = False
         self._numbers = count()
         self.after_fork_in_child()
         watch(self)
@@ -77,6 +82,12 @@ class WakeUps:
         event = self._events.get(ticket)
         if event is not None:
             event.set()
+
+    def report(self, error: StoreError) -> None:
+        """Log, once, why waiting calls of several processes have no order."""
+        if not self._is_reported:
+            self._is_reported = True
+            logger.warning("waiting calls are admitted in any order: %s", error)
 
     def pause(self) -> float:
         """Return the seconds after which a waiter calls the store, although it was not woken."""

@@ -8,6 +8,7 @@ import multiprocessing
 import struct
 import time
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from headgate import (
     StoreMisconfigured,
     StoreUnavailable,
     calendar,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
@@ -42,6 +44,7 @@ RULES = {
     "token_bucket": token_bucket("5/minute"),
 }
 HOUR_MS = 3_600_000
+PATIENCE = 30
 
 
 @pytest.fixture
@@ -250,6 +253,42 @@ def test_read_only_replica_is_a_misconfiguration(server: RedisServer, name: str)
 
 RIGHTS = ("evalsha", "eval", "get", "getrange", "set", "setrange", "pexpireat", "del", "time")
 """The commands that a user of the server must be allowed, as docs/how-to/redis.md lists them."""
+
+QUEUE_RIGHTS = (
+    *("zadd", "zrem", "zrangebylex", "zrevrangebylex", "hget", "hset", "hdel"),
+    *("pexpire", "pttl", "exists", "publish", "subscribe"),
+)
+"""The additional commands for waiting calls."""
+
+
+def test_documented_rights_are_sufficient_for_waiting(server: RedisServer, name: str) -> None:
+    commands = (f"+{word}" for word in (*RIGHTS, *QUEUE_RIGHTS))
+    keys = ("~8:headgate*", "~order:8:headgate*", "~tickets:8:headgate*")
+    server.command(
+        "ACL", "SETUSER", "limited", "on", ">secret", *keys, "resetchannels", "&headgate:*", *commands
+    )
+    url = server.url.replace("//", "//limited:secret@")
+    with Limiter(concurrent(1, lease=60), name=name, store=url, on_store_error="raise") as limiter:
+        first = limiter.hold("alice", timeout=5)
+        waiting = Thread(target=lambda: limiter.hold("alice", timeout=PATIENCE).release())
+        waiting.start()
+        first.release()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive()
+
+
+def test_without_rights_for_queues_calls_are_admitted_in_any_order(
+    server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.command(
+        "ACL", "SETUSER", "limited", "on", ">secret", "~8:headgate*", *(f"+{word}" for word in RIGHTS)
+    )
+    url = server.url.replace("//", "//limited:secret@")
+    with Limiter(concurrent(1, lease=60), name=name, store=url, on_store_error="raise") as limiter:
+        for _ in range(2):
+            limiter.hold("alice", timeout=5).release()
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert "in any order" in caplog.text
 
 
 def test_documented_rights_are_sufficient(server: RedisServer, name: str) -> None:

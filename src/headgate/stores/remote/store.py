@@ -124,13 +124,17 @@ class RemoteStateStore(RemoteStore):
         request = self._note_request(note_key(self.namespace, name), text, lasting_us, replaced)
         return await self._task_engine().call(request, time.monotonic() + self.deadline)
 
-    def bind_queues(self, limiter: str, rules: tuple[Rule, ...]) -> Queues:
-        """Return the queues of a limiter's waiting calls, for threads."""
-        return RemoteQueues(*self._queue_parts(limiter, rules), self._thread_engine(), self.deadline)
+    def bind_queues(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Queues:
+        """Return the queues of a limiter's waiting calls; their calls fail after `deadline` seconds."""
+        parts = self._queue_parts(limiter, rules)
+        return RemoteQueues(*parts, self._thread_engine(), deadline or self.deadline)
 
-    def bind_queues_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncQueues:
-        """Return the queues of a limiter's waiting calls, for coroutines."""
-        return AsyncRemoteQueues(*self._queue_parts(limiter, rules), self._task_engine(), self.deadline)
+    def bind_queues_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncQueues:
+        """Return the queues of a limiter's waiting calls; their calls fail after `deadline` seconds."""
+        parts = self._queue_parts(limiter, rules)
+        return AsyncRemoteQueues(*parts, self._task_engine(), deadline or self.deadline)
 
     def _queue_parts(self, limiter: str, rules: tuple[Rule, ...]) -> tuple[QueueNames, WakeListener, Any]:
         names = QueueNames(self.namespace, limiter, rules, self._name_state(limiter))

@@ -9,7 +9,7 @@ from typing import Any
 
 from headgate._checks import Unpicklable
 from headgate.clock import to_microseconds
-from headgate.errors import StoreError
+from headgate.errors import StoreError, StoreMisconfigured
 from headgate.stores.queues import KeyParts, QueueNames, WakeUps
 
 EncodeQueueRequest = Callable[[bytes, str, int, int], Any]
@@ -41,7 +41,11 @@ class AsyncRemoteQueues(Unpicklable):
     async def enter(self, queue: bytes, ticket: str, priority: int) -> bool:
         lasting_us = to_microseconds(self._wake_ups.lifetime())
         request = self._encode(queue, ticket, priority, lasting_us)
-        is_first = bool(await self._engine.call(request, monotonic() + self._deadline))
+        try:
+            is_first = bool(await self._engine.call(request, monotonic() + self._deadline))
+        except StoreMisconfigured as error:
+            self._wake_ups.report(error)
+            raise
         if not is_first:
             self._wake_ups.listen()
         return is_first

@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate._checks import Unpicklable
 from headgate.clock import to_microseconds
-from headgate.errors import StoreError
+from headgate.errors import StoreError, StoreMisconfigured
 from headgate.stores.queues import KeyParts, QueueNames, WakeUps
 
 EncodeQueueRequest = Callable[[bytes, str, int, int], Any]
@@ -42,7 +42,11 @@ class RemoteQueues(Unpicklable):
     def enter(self, queue: bytes, ticket: str, priority: int) -> bool:
         lasting_us = to_microseconds(self._wake_ups.lifetime())
         request = self._encode(queue, ticket, priority, lasting_us)
-        is_first = bool(self._engine.call(request, monotonic() + self._deadline))
+        try:
+            is_first = bool(self._engine.call(request, monotonic() + self._deadline))
+        except StoreMisconfigured as error:
+            self._wake_ups.report(error)
+            raise
         if not is_first:
             self._wake_ups.listen()
         return is_first

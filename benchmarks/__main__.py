@@ -10,6 +10,7 @@ SUBJECTS = (
     "sqlite",
     "redis",
     "postgres",
+    "waiting",
     "server",
     "envoy",
     "http",

@@ -222,7 +222,7 @@ def _gaps(waits: Sequence[Wait]) -> Iterator[float]:
 
 
 def kills(waits: int) -> int:
-    """Kill waiting processes until so many waits have ended; return the exit code."""
+    """Kill waiting processes until `waits` calls were admitted; return the exit code."""
     setattr(headgate.stores.queues, "LEAST_LIFETIME", LIFETIME)  # noqa: B010
     setattr(headgate.stores.queues, "RENEW_EVERY", LIFETIME / 4)  # noqa: B010
     rng, faults, started = random.Random(1), 0, PROCESSES

@@ -41,7 +41,7 @@ REPLACEMENTS = {
     r"AsyncRemoteGate": "RemoteGate",
     r"AsyncRemoteQueues": "RemoteQueues",
     r"AsyncQueues": "Queues",
-    r"AsyncTurn": "Turn",
+    r"AsyncWaitingTurn": "WaitingTurn",
     r"AsyncLocalQueues": "LocalQueues",
     r"bind_queues_async": "bind_queues",
     r"AsyncResilientGate": "ResilientGate",

@@ -125,7 +125,7 @@ class FairQueue:
                 break
 
     def _remove(self, key: object, ticket: Ticket) -> None:
-        """Remove a ticket, if it is there, and what is empty then."""
+        """Remove a ticket, if it is there; also its line and its queue, if they are empty now."""
         queue = self._queues.get(key, {})
         for priority, line in list(queue.items()):
             line.pop(ticket, None)

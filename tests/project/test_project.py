@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "_fork": set(),
     "_holding": VALUES | {"hooks", "stores"},
     "_limiting": VALUES | {"_fair_queue", "leases", "outage", "quotas", "stores"},
-    "_fair_queue": {"_concurrency", "_fork"},
+    "_fair_queue": {"_concurrency", "_fork", "algorithms"},
     "leases": VALUES | {"_concurrency", "_fork", "algorithms", "stores"},
     "outage": VALUES | {"_concurrency", "_fork", "algorithms", "stores"},
     "hooks": VALUES | {"_fork"},

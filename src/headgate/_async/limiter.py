@@ -9,7 +9,7 @@ from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, PendingHold
-from headgate._async.waiting import AsyncLocalQueues, AsyncTurn
+from headgate._async.waiting import AsyncLocalQueues, AsyncWaitingTurn
 from headgate._concurrency import (
     check_coroutine_function,
     check_undecorated,
@@ -314,7 +314,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         """
         parts, timeout = self._turn_of(key), time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        turn = AsyncTurn(self._queues, self.health, parts, priority, timeout)
+        turn = AsyncWaitingTurn(self._queues, self.health, parts, priority, timeout)
         checks = deadline is not None
         try:
             while True:
@@ -341,7 +341,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
             turn.leave()
 
     async def _sleep_until_admitted(
-        self, turn: AsyncTurn, parts: tuple[PlainKey, ...], refusal: Decision, deadline: int | None
+        self, turn: AsyncWaitingTurn, parts: tuple[PlainKey, ...], refusal: Decision, deadline: int | None
     ) -> None:
         """Sleep after a refusal, until time has passed or a place may have been released."""
         pause, rule = self._waits_for(refusal)

@@ -53,10 +53,10 @@ class AsyncLocalQueues:
         """Do nothing: the next check is always soon."""
 
 
-class AsyncTurn:
+class AsyncWaitingTurn:
     """The turn of one waiting call among the calls with the same key.
 
-    While the store is down there is no order: every call has its turn, and gets the answer of its failure policy.
+    While the store is down, calls are not ordered: every call has its turn, and gets the answer of its failure policy.
 
     Args:
         queues: The limiter's queues.

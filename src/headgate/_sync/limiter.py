@@ -18,7 +18,7 @@ from headgate._hit import HitMethods
 from headgate._limiting import LimiterBase, raise_unknown_option
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
-from headgate._sync.waiting import LocalQueues, Turn
+from headgate._sync.waiting import LocalQueues, WaitingTurn
 from headgate.algorithms.waiting import DEFAULT_PRIORITY, check_priority
 from headgate.clock import MICROSECONDS, Clock, time_limit, to_microseconds
 from headgate.costs import Cost
@@ -314,7 +314,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
         """
         parts, timeout = self._turn_of(key), time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        turn = Turn(self._queues, self.health, parts, priority, timeout)
+        turn = WaitingTurn(self._queues, self.health, parts, priority, timeout)
         checks = deadline is not None
         try:
             while True:
@@ -341,7 +341,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
             turn.leave()
 
     def _sleep_until_admitted(
-        self, turn: Turn, parts: tuple[PlainKey, ...], refusal: Decision, deadline: int | None
+        self, turn: WaitingTurn, parts: tuple[PlainKey, ...], refusal: Decision, deadline: int | None
     ) -> None:
         """Sleep after a refusal, until time has passed or a place may have been released."""
         pause, rule = self._waits_for(refusal)

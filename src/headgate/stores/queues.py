@@ -36,7 +36,7 @@ RENEW_EVERY = 3.0
 """Seconds between two calls of a waiter that does not need to ask whether it is first."""
 
 POLL_EVERY = 0.25
-"""The same for a waiter that has to ask, because its process does not receive what the store tells it."""
+"""The same for a waiter whose process receives no messages."""
 
 CALLS_PER_SECOND = 5000
 """Such calls per second of all waiters of a process together; with many waiters, each calls less often."""

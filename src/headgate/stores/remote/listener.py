@@ -1,4 +1,4 @@
-"""Receives what a server tells the waiters of this process, on one connection in one thread."""
+"""Messages of a server to the waiters of this process, received by one thread on one connection."""
 
 from __future__ import annotations
 

@@ -465,29 +465,29 @@ local function queueing()
   enter_queue = function(order, tickets, ticket, priority, lifetime)
     local kept = call("HGET", tickets, ticket)
     local member = kept and match(kept, " (.*)")
-    if member and lifetime > 0 then
-      call("HSET", tickets, ticket, format("%.0f %s", now + lifetime, member))
-    end
-    local first, tag, has_changed = first_of(order, tickets)
-    if lifetime == 0 then
-      if member then
-        call("ZREM", order, member)
-        call("HDEL", tickets, ticket)
-      end
-      if first == ticket then
-        first, tag, has_changed = first_of(order, tickets)
-        has_changed = true
-      end
-    elseif not member then
-      local last = tag_of(end_of("ZREVRANGEBYLEX", order, priority))
-      member = format("%s%016.0f%s", char(64 + priority), max(tag, last) + STRIDE / priority, ticket)
+    local function keep()
       call("ZADD", order, 0, member)
       call("HSET", tickets, ticket, format("%.0f %s", now + lifetime, member))
-      first = first or ticket
-    end
-    if lifetime > 0 then
       for _, key in ipairs({ order, tickets }) do
         call("PEXPIRE", key, max(lifetime, call("PTTL", key)))
+      end
+    end
+
+    if member and lifetime > 0 then
+      keep() -- before expired tickets are removed
+    end
+    local first, tag, has_changed = first_of(order, tickets)
+    if lifetime > 0 and not member then
+      local last = tag_of(end_of("ZREVRANGEBYLEX", order, priority))
+      member = format("%s%016.0f%s", char(64 + priority), max(tag, last) + STRIDE / priority, ticket)
+      keep()
+      first = first or ticket
+    elseif lifetime == 0 and member then
+      call("ZREM", order, member)
+      call("HDEL", tickets, ticket)
+      if first == ticket then
+        first = first_of(order, tickets)
+        has_changed = true
       end
     end
     if has_changed and first and first ~= ticket then

@@ -17,7 +17,10 @@ LINGER = 30.0
 """Seconds without a waiter after which the connection is closed."""
 
 RETRY_AFTER = 1.0
-"""Seconds before the next attempt to connect."""
+"""Seconds before the next attempt to connect; doubled after each failure, up to `LONGEST_PAUSE`."""
+
+LONGEST_PAUSE = 30.0
+"""Seconds."""
 
 CHECK_EVERY = 1.0
 """Seconds after which the thread looks whether it is still needed."""
@@ -72,11 +75,13 @@ class WakeListener(WakeUps):
     def _listen(self) -> None:
         process, used = self.process, time.monotonic()
         subscription: Subscription | None = None
+        pause = RETRY_AFTER
         while self._is_needed(used):
             if self._events:
                 used = time.monotonic()
             try:
                 subscription = subscription or self._subscribe(process)
+                pause = RETRY_AFTER
                 for ticket in subscription.receive(CHECK_EVERY):
                     self.works = True
                     self.wake(ticket)
@@ -86,7 +91,8 @@ class WakeListener(WakeUps):
                 if subscription is not None:
                     subscription.close()
                     subscription = None
-                time.sleep(RETRY_AFTER)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
         if subscription is not None:
             subscription.close()
 

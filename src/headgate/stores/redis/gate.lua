@@ -875,6 +875,7 @@ local function run(request, first_key)
   if operation == RESET then
     for i = 1, rules do
       call("DEL", KEYS[first_key + i])
+      select(2, queueing())(KEYS[first_key + i])
     end
     return 0
   elseif operation == REFUND then

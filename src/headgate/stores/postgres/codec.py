@@ -142,6 +142,19 @@ class NoteCall(NamedTuple):
         return [self.key, self.text, b"%d" % self.lasting_us, durable, self.replaced]
 
 
+class QueueCall(NamedTuple):
+    """A request to enter a queue of waiting calls or to stay in it, or to leave it with a lifetime of 0."""
+
+    queue: bytes
+    ticket: str
+    priority: int
+    lasting_us: int
+
+    def arguments(self) -> Arguments:
+        """Return the arguments of `headgate_queue_v1`."""
+        return [self.queue, self.ticket.encode(), b"%d" % self.priority, b"%d" % self.lasting_us]
+
+
 def one(request: StateCall, durable: bytes) -> Arguments:
     """Return the arguments of `headgate_one_v2`."""
     numbers = (b"%d" % request.at, b"%d" % request.costs[0], b"%d" % request.birth)

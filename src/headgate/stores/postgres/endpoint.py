@@ -94,7 +94,7 @@ class PostgresEndpoint:
         if sqlstate == _FORBIDDEN:
             return StoreMisconfigured(
                 f"{self.name}: {text}; the user who ran 'headgate migrate' can GRANT SELECT, INSERT, UPDATE, DELETE "
-                f"ON headgate_states, headgate_notes"
+                f"ON headgate_states, headgate_notes, headgate_tickets"
             )
         if sqlstate == _WRONG_ISOLATION:
             return StoreMisconfigured(

@@ -16,7 +16,16 @@ from psycopg import Error, NotSupportedError, OperationalError, capabilities, pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
 from headgate.errors import ConfigError, StoreError
-from headgate.stores.postgres.codec import Arguments, NoteCall, StateCall, many, numbers, one, outcomes
+from headgate.stores.postgres.codec import (
+    Arguments,
+    NoteCall,
+    QueueCall,
+    StateCall,
+    many,
+    numbers,
+    one,
+    outcomes,
+)
 from headgate.stores.postgres.endpoint import PostgresEndpoint, QueryRefused, blames_one, spares_connection
 from headgate.stores.postgres.janitor import Janitor
 from headgate.stores.postgres.sql import query
@@ -55,10 +64,14 @@ def _statement(name: str, formats: list[int]) -> Statement:
 ONE = _statement("one", [1] + [0] * 10)
 MANY = _statement("many", [1, 0, 1, 0])
 CLEAN = _statement("clean", [1, 0])
-# Not prepared, because few applications use notes.
+# Not prepared, because few applications use notes and queues.
 NOTE = _statement("note", [1, 1, 0, 0, 1])._replace(is_frequent=False)
+QUEUE = _statement("queue", [1, 0, 0, 0])._replace(is_frequent=False)
+
+_TRUE = b"\1"
 
 
+Call = StateCall | NoteCall | QueueCall
 Message = tuple[Statement, Arguments]
 
 
@@ -91,8 +104,8 @@ class PostgresPeer:
         self._prepare = self.follows = prepare  # not every pooler supports pipelines
         self._janitor = Janitor()
 
-    def share(self, request: StateCall | NoteCall) -> float:
-        return ALONE if isinstance(request, NoteCall) else 0  # a note is another statement
+    def share(self, request: Call) -> float:
+        return 0 if isinstance(request, StateCall) else ALONE  # it is another statement
 
     def connect(self, seconds: float) -> PostgresWire:
         due = time.monotonic() + seconds
@@ -122,7 +135,7 @@ class PostgresPeer:
         error.__cause__ = cause
         return error
 
-    def may_repeat(self, request: StateCall | NoteCall, cause: BaseException) -> bool:
+    def may_repeat(self, request: Call, cause: BaseException) -> bool:
         return isinstance(cause, Terminated)
 
     def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
@@ -137,6 +150,9 @@ class PostgresPeer:
             return ()
         if isinstance(calls[0].request, NoteCall):
             calls[0].answer(value)
+            return ()
+        if isinstance(calls[0].request, QueueCall):
+            calls[0].answer(value == _TRUE)
             return ()
         new, again = self._hand_over(calls, value)
         arguments = self._janitor.next(new)
@@ -153,6 +169,8 @@ class PostgresPeer:
         request = calls[0].request
         if isinstance(request, NoteCall):
             return NOTE, request.arguments(self._durable)
+        if isinstance(request, QueueCall):
+            return QUEUE, request.arguments()
         if len(calls) == 1 and request.is_single:
             return ONE, one(request, self._durable)
         return MANY, many([call.request for call in calls], self._durable)

@@ -11,11 +11,13 @@ from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
 from headgate.rules import Rule
 from headgate.stores.base import Guarantees, check_deadline
-from headgate.stores.postgres.codec import NoteCall
+from headgate.stores.postgres.codec import NoteCall, QueueCall
 from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.operations import PostgresOperations
 from headgate.stores.postgres.peer import PostgresPeer
+from headgate.stores.postgres.subscription import PostgresSubscription
+from headgate.stores.remote.listener import WakeListener
 from headgate.stores.remote.store import RemoteStateStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
@@ -61,6 +63,7 @@ class PostgresStore(RemoteStateStore):
         peer = PostgresPeer(self.endpoint, durable, prepare)
         self._threads = ThreadEngine(peer, self.deadline)
         self._tasks = AsyncEngine(peer, self.deadline)
+        self._wake_ups = WakeListener(self._subscribe)
 
     @property
     def guarantees(self) -> Guarantees:
@@ -75,6 +78,12 @@ class PostgresStore(RemoteStateStore):
 
     def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> PostgresOperations:
         return PostgresOperations(limiter, rules, self.namespace, self.clock)
+
+    def _subscribe(self, process: str) -> PostgresSubscription:
+        return PostgresSubscription(self.endpoint, process, self.deadline)
+
+    def _queue_request(self, queue: bytes, ticket: str, priority: int, lasting_us: int) -> QueueCall:
+        return QueueCall(queue, ticket, priority, lasting_us)
 
     def _note_request(
         self, key: bytes, text: bytes | None, lasting_us: int, replaced: bytes | None

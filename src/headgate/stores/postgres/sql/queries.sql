@@ -17,6 +17,10 @@ SELECT headgate_clean_v1($1, $2)
 -- Store or read a note.
 SELECT headgate_note_v1($1, $2, $3, $4, $5)
 
+-- name: queue
+-- Enter a queue of waiting calls, stay in it or leave it.
+SELECT headgate_queue_v1($1, $2, $3, $4)
+
 -- name: buckets_time
 -- The time of all parts of a statement on a BucketTable: $1, or the database's clock when it begins.
 headgate_time AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS at)

@@ -794,6 +794,9 @@ BEGIN
                     recent[cardinality(recent) - 9 * (rules - i + 1) + 2] := lefts[i];
                     place := program[q];
                     cell := changes[i];
+                    IF program[q + 1] = 4 AND program[q + 6] = 0 THEN
+                        PERFORM headgate_wake_v1(keys[place]);
+                    END IF;
                     q := q + 16;
                     CONTINUE WHEN cardinality(cell.state) = 0;
                     IF cardinality(cell.state) = 1 THEN
@@ -815,12 +818,16 @@ BEGIN
                     removed := removed OR cell.state IS NULL;
                     cell.expires := server_now + greatest(0, after[1] - now) + grace;
                     cells[program[q]] := cell;
+                    IF program[q + 1] = 4 THEN
+                        PERFORM headgate_wake_v1(keys[program[q]]);
+                    END IF;
                 END IF;
                 q := q + 16;
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
                 cells[program[q]] := ROW(NULL, NULL, 0)::headgate_cell_v2;
+                PERFORM headgate_wake_v1(keys[program[q]]);
                 q := q + 1;
             END LOOP;
             removed := true;
@@ -947,5 +954,134 @@ BEGIN
     -- A separate statement, which sees the rows committed while the first one waited.
     SELECT notes.note INTO kept FROM headgate_notes AS notes WHERE notes.key = key AND notes.expires > now;
     RETURN kept;
+END
+$$;
+
+-- Tickets of waiting calls, in queues. The table is not logged, because waiting calls enter again: after a crash of the server
+-- it is empty. A ticket begins with the 16 characters of its process, which listens to the channel 'headgate_' and these
+-- characters. The queue for places of a concurrent rule has the key of its state as its name, so both have the same lock.
+CREATE UNLOGGED TABLE headgate_tickets (
+    queue bytea,              -- namespace, limiter and key, or the key of a state
+    ticket text,
+    priority integer NOT NULL,
+    tag bigint NOT NULL,      -- the ticket with the lowest one is first; among equal tags the higher priority
+    expires bigint NOT NULL,  -- by this server's clock
+    PRIMARY KEY (queue, ticket)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX headgate_tickets_order ON headgate_tickets (queue, tag, priority DESC);
+CREATE INDEX headgate_tickets_priority ON headgate_tickets (queue, priority, tag);
+CREATE INDEX headgate_tickets_expires ON headgate_tickets (expires);
+
+-- Remove expired tickets from the front of a queue whose lock is held.
+--
+-- Returns the first ticket (null if there is none), its tag, and whether any was removed.
+CREATE FUNCTION headgate_first_v1(queue bytea, now bigint, OUT ticket text, OUT tag bigint, OUT has_changed boolean)
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+BEGIN
+    SELECT tickets.ticket, tickets.tag, tickets.expires <= now INTO ticket, tag, has_changed
+    FROM headgate_tickets AS tickets WHERE tickets.queue = queue
+    ORDER BY tickets.tag, tickets.priority DESC LIMIT 1;
+    IF has_changed THEN
+        -- All at once: one by one, each search would pass the tickets that this transaction has removed.
+        SELECT tickets.ticket, tickets.tag INTO ticket, tag
+        FROM headgate_tickets AS tickets WHERE tickets.queue = queue AND tickets.expires > now
+        ORDER BY tickets.tag, tickets.priority DESC LIMIT 1;
+        DELETE FROM headgate_tickets AS tickets
+        WHERE tickets.queue = queue AND tickets.expires <= now AND (tickets.tag <= tag OR ticket IS NULL);
+    END IF;
+    tag := coalesce(tag, 0);
+    has_changed := coalesce(has_changed, false);
+END
+$$;
+
+-- Tell a ticket's process that it should look again.
+CREATE FUNCTION headgate_tell_v1(ticket text)
+RETURNS void
+LANGUAGE sql
+VOLATILE
+AS $$ SELECT pg_notify('headgate_' || left(ticket, 16), ticket) $$;
+
+-- Enter a queue or stay in it for some microseconds, or leave it with a lifetime of 0: a port of algorithms/waiting. A ticket
+-- that enters removes two that expired more than a minute ago, the oldest first; queues in use remove theirs earlier.
+--
+-- Returns whether the ticket is first.
+CREATE FUNCTION headgate_queue_v1(queue bytea, ticket text, priority integer, lifetime bigint)
+RETURNS boolean
+LANGUAGE plpgsql
+VOLATILE
+SET enable_seqscan = off -- as in headgate_one_v2
+AS $$
+#variable_conflict use_variable
+DECLARE
+    stride CONSTANT bigint := 2520;
+    now bigint;
+    is_member boolean;
+    first text;
+    first_tag bigint;
+    last_tag bigint;
+    has_changed boolean;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE invalid_transaction_state USING MESSAGE = 'headgate needs the isolation level READ COMMITTED';
+    END IF;
+    PERFORM pg_advisory_xact_lock(headgate_lock_number_v1(queue));
+    now := extract(epoch FROM clock_timestamp()) * 1000000;
+    IF lifetime > 0 THEN
+        UPDATE headgate_tickets AS tickets SET expires = now + lifetime
+        WHERE tickets.queue = queue AND tickets.ticket = ticket;
+        is_member := FOUND;
+    END IF;
+    SELECT front.ticket, front.tag, front.has_changed INTO first, first_tag, has_changed
+    FROM headgate_first_v1(queue, now) AS front;
+    IF lifetime = 0 THEN
+        DELETE FROM headgate_tickets AS tickets WHERE tickets.queue = queue AND tickets.ticket = ticket;
+        IF first = ticket THEN
+            SELECT front.ticket INTO first FROM headgate_first_v1(queue, now) AS front;
+            has_changed := true;
+        END IF;
+    ELSIF NOT is_member THEN
+        last_tag := (
+            SELECT max(tickets.tag) FROM headgate_tickets AS tickets
+            WHERE tickets.queue = queue AND tickets.priority = priority
+        );
+        INSERT INTO headgate_tickets
+        VALUES (queue, ticket, priority, greatest(first_tag, last_tag) + stride / priority, now + lifetime);
+        first := coalesce(first, ticket);
+        DELETE FROM headgate_tickets AS tickets WHERE tickets.ctid = ANY (ARRAY(
+            SELECT over.ctid FROM headgate_tickets AS over
+            WHERE over.expires <= now - 60000000 ORDER BY over.expires LIMIT 2
+            FOR UPDATE SKIP LOCKED
+        ));
+    END IF;
+    IF has_changed AND first <> ticket THEN
+        PERFORM headgate_tell_v1(first);
+    END IF;
+    RETURN coalesce(first = ticket, false);
+END
+$$;
+
+-- Tell the first ticket in the queue of a place, whose lock is held, that it was released. Without rights for queues, nothing
+-- happens.
+CREATE FUNCTION headgate_wake_v1(place bytea)
+RETURNS void
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    first text;
+BEGIN
+    IF NOT has_table_privilege('headgate_tickets', 'SELECT') OR NOT has_table_privilege('headgate_tickets', 'DELETE') THEN
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM headgate_tickets AS tickets WHERE tickets.queue = place) THEN
+        SELECT front.ticket INTO first
+        FROM headgate_first_v1(place, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS front;
+        IF first IS NOT NULL THEN
+            PERFORM headgate_tell_v1(first);
+        END IF;
+    END IF;
 END
 $$;

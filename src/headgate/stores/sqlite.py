@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headgate._checks import check_text
-from headgate.algorithms import Algorithm, Receipt, State, decide_all, is_state
+from headgate.algorithms import Algorithm, Concurrent, Receipt, State, decide_all, is_state
 from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
@@ -34,8 +34,11 @@ from headgate.stores.base import (
     note_text,
     plain_tiers,
 )
+from headgate.stores.queues import AsyncQueues, QueueNames, Queues
 from headgate.stores.request import Request
 from headgate.stores.sqlite_file import SQLiteFile, look_after
+from headgate.stores.sqlite_queues import SCHEMA as QUEUE_SCHEMA
+from headgate.stores.sqlite_queues import AsyncSQLiteQueues, SQLiteQueues, Tickets
 
 _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
@@ -85,7 +88,7 @@ class SQLiteStore(SQLiteFile):
     the file again. Use a local disk: SQLite's locks are not reliable on network file systems.
     """
 
-    schema = (_CREATE, _CREATE_NOTES, _INDEX_NOTES)
+    schema = (_CREATE, _CREATE_NOTES, _INDEX_NOTES, *QUEUE_SCHEMA)
     remote = False
     has_rules = False
 
@@ -101,6 +104,7 @@ class SQLiteStore(SQLiteFile):
         self._writes = 0
         self._cleaned_up_to = b""
         super().__init__(path, timeout=timeout, clock=clock)
+        self.tickets = Tickets(self.clock)
 
     @property
     def notes(self) -> AsyncNotes:
@@ -114,6 +118,16 @@ class SQLiteStore(SQLiteFile):
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         return _WorkerGate(self, _SQLiteGate(self, limiter, rules))
+
+    def bind_queues(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Queues:
+        """Return the queues of a limiter's waiting calls."""
+        return SQLiteQueues(self, QueueNames(self.namespace, limiter, rules), self.tickets)
+
+    def bind_queues_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncQueues:
+        """Return the queues of a limiter's waiting calls."""
+        return AsyncSQLiteQueues(self, QueueNames(self.namespace, limiter, rules), self.tickets)
 
     async def note(self, name: str, text: str, seconds: float, *, replaces: str | None = None) -> str:
         """See `AsyncNotes.note`."""
@@ -213,6 +227,8 @@ class _SQLiteGate:
                 receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
             if state is not before:
                 self._store.save(connection, row, algorithm, state, request.now)
+                if request.replaces is not None and not cost:
+                    self._wake_waiter(connection, algorithm, row)
         return decision, tuple(receipts) if any(receipt for _, receipt in receipts) else None
 
     def _record(
@@ -241,12 +257,22 @@ class _SQLiteGate:
                 after = algorithm.refund(before, receipt, units, at)
                 if after is not before:
                     self._store.save(connection, row, algorithm, after, now)
+                    self._wake_waiter(connection, algorithm, row)
 
         self._store.transact(work, write=True)
 
     def reset(self, key: Key | None) -> None:
-        rows = [(row,) for row in self._rows(key)]
-        self._store.transact(lambda connection: connection.executemany(_DELETE, rows), write=True)
+        def work(connection: sqlite3.Connection) -> None:
+            for algorithm, row in zip(self._tiers.own, self._rows(key), strict=True):
+                connection.execute(_DELETE, (row,))
+                self._wake_waiter(connection, algorithm, row)
+
+        self._store.transact(work, write=True)
+
+    def _wake_waiter(self, connection: sqlite3.Connection, algorithm: Algorithm, row: bytes) -> None:
+        """Wake the first waiter for a place that was released."""
+        if isinstance(algorithm, Concurrent):
+            self._store.tickets.wake_first(row, connection)
 
 
 class _WorkerGate:

@@ -41,6 +41,7 @@ REPLACEMENTS = {
     r"AsyncRemoteGate": "RemoteGate",
     r"AsyncRemoteQueues": "RemoteQueues",
     r"AsyncQueues": "Queues",
+    r"_engine\.tell": "_engine.call",
     r"AsyncWaitingTurn": "WaitingTurn",
     r"AsyncLocalQueues": "LocalQueues",
     r"bind_queues_async": "bind_queues",

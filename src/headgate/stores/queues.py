@@ -155,7 +155,7 @@ class QueueMethods(Protocol):
         """Return a ticket for a new waiter, whose event is set when it is first or a place was released."""
 
     def leave(self, queue: Any, ticket: Ticket) -> None:
-        """Leave a queue; if the ticket was first, the next one is woken. It neither waits nor fails."""
+        """Leave a queue; if the ticket was first, the next one is woken. It does not fail, and coroutines do not wait."""
 
     def released(self, parts: KeyParts) -> None:
         """Wake the first waiter for each place of a key, unless the store does so itself."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from headgate._concurrency import Event
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads

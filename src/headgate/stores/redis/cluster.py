@@ -169,14 +169,6 @@ class ThreadCluster:
             result: T = stop.value
             return result
 
-    def tell(self, steps: Steps[T], due: float) -> None:
-        """Run the steps of an operation whose result no caller uses.
-
-        Raises:
-            StoreError: It failed.
-        """
-        self.call(steps, due, must_send=True)
-
 
 class TaskCluster:
     """An engine for tasks whose requests are the steps of operations in a cluster.

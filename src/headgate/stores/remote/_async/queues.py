@@ -51,8 +51,9 @@ class AsyncRemoteQueues(Unpicklable):
         return is_first
 
     def leave(self, queue: bytes, ticket: str) -> None:
-        # Without a store or an event loop, the ticket expires.
-        with contextlib.suppress(StoreError, RuntimeError):
+        with contextlib.suppress(
+            StoreError, RuntimeError
+        ):  # without a store or an event loop, the ticket expires
             self._engine.tell(self._encode(queue, ticket, 1, 0), monotonic() + self._deadline)
 
     def released(self, parts: KeyParts) -> None:

@@ -52,9 +52,10 @@ class RemoteQueues(Unpicklable):
         return is_first
 
     def leave(self, queue: bytes, ticket: str) -> None:
-        # Without a store or an event loop, the ticket expires.
-        with contextlib.suppress(StoreError, RuntimeError):
-            self._engine.tell(self._encode(queue, ticket, 1, 0), monotonic() + self._deadline)
+        with contextlib.suppress(
+            StoreError, RuntimeError
+        ):  # without a store or an event loop, the ticket expires
+            self._engine.call(self._encode(queue, ticket, 1, 0), monotonic() + self._deadline)
 
     def released(self, parts: KeyParts) -> None:
         """Do nothing: the store wakes the waiter of a place."""

@@ -355,7 +355,7 @@ OTHER_LOCKS = {
     ),
     "stores/sqlite_file.py",
     # Of one call, or of one hold.
-    *("_concurrency.py", "_holding.py", "stores/remote/wakeup.py"),
+    *("_concurrency.py", "_holding.py"),
     # Only for tests.
     *("testing/contract/races.py", "testing/postgres_server.py"),
 }

@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from headgate._fork import watch
 from headgate.errors import HeadgateError
 from headgate.stores.queues import WakeUps
 
@@ -53,15 +55,18 @@ class WakeListener(WakeUps):
     def __init__(self, subscribe: Callable[[str], Subscription]) -> None:
         self._subscribe = subscribe
         self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
         self._thread: threading.Thread | None = None
         super().__init__()
 
     def listen(self) -> None:
         with self._lock:
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._listen, name="headgate-listener", daemon=True)
-                self._thread.start()
+            if self._thread is not None or self._is_closed:
+                return
+            thread = threading.Thread(target=self._listen, name="headgate-listener", daemon=True)
+            with suppress(RuntimeError):  # no thread can be started; the waiters call the store more often
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """Close the connection soon."""
@@ -69,7 +74,6 @@ class WakeListener(WakeUps):
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
-        self._lock = threading.Lock()
         self._thread = None
 
     def _listen(self) -> None:

@@ -75,14 +75,12 @@ class MailApis:
         url: Where they are.
         requests: The header fields (lower case) and body of each request, by service.
         failures: The answer to the next requests of a service, instead of taking the e-mail.
-        is_silent: While it is set, requests are read and not answered.
         is_endless: While it is set, answers arrive byte by byte and never end.
     """
 
     url: str = ""
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     failures: dict[str, Reply] = field(default_factory=dict)
-    is_silent: bool = False
     is_endless: bool = False
     end: Event = field(default_factory=Event)
 
@@ -137,9 +135,6 @@ def mail_apis() -> Iterator[MailApis]:
             fields = {name.lower(): value for name, value in self.headers.items()}
             service = PATHS[self.path]
             apis.requests.append((service, fields, body))
-            if apis.is_silent:
-                apis.end.wait()
-                return
             if apis.is_endless:
                 self.send_response(200)
                 self.end_headers()

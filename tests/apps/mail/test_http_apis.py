@@ -180,10 +180,7 @@ async def test_an_answer_that_is_no_json_is_an_error_or_an_unknown_id(name: str,
     assert await send(name, apis) is None
 
 
-async def test_no_answer_is_an_error(apis: MailApis) -> None:
-    apis.is_silent = True
-    with pytest.raises(ProviderError, match=r"no answer within 0\.1 s"):
-        await provider("resend", apis, timeout=0.1).send_email(["a@b.c"], "x", "y", from_address="post@b.c")
+async def test_no_connection_is_an_error() -> None:
     gone = HttpProvider("resend", Account(KEY), "http://127.0.0.1:1")
     with pytest.raises(ProviderError, match=r"127\.0\.0\.1:1: "):
         await gone.send_email(["a@b.c"], "x", "y", from_address="post@b.c")

@@ -66,13 +66,6 @@ def test_long_texts_tables_and_references_become_html() -> None:
     assert links.count("<a href=") == 500
 
 
-async def test_a_body_without_html_is_sent_as_text(start: Start) -> None:
-    service = await start()
-    body = EXPENSIVE["too long"]
-    assert (await service.send(body=body)).json()["status"] == "sent"
-    assert (service.provider.calls[0]["body"], service.provider.calls[0]["html_body"]) == (body, None)
-
-
 async def test_an_email_has_its_body_as_html_unless_it_brings_its_own(start: Start) -> None:
     service = await start()
     await service.send(body="**Hi**")

@@ -19,7 +19,6 @@ from headgate_services.telegram.bot_api import BotApi
 from tests.apps.telegram.bot_api_server import BotApiServer, refusal
 from tests.apps.telegram.conftest import BEGINNING, Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import (
-    FORUM,
     anonymous_update,
     button_update,
     channel_post_update,
@@ -28,7 +27,6 @@ from tests.apps.telegram.updates import (
     message,
     photo_update,
     text_update,
-    topic_update,
     update,
 )
 
@@ -137,18 +135,6 @@ class TestButtons:
 
 
 class TestReplies:
-    async def test_what_the_handler_returns_is_sent_as_html(self, service: Service) -> None:
-        service.handler.reply = "**5 < 6** & `x`"
-        await service.send(topic_update(77))
-        assert service.bot.sent() == [
-            {
-                "chat_id": str(FORUM),
-                "text": "<b>5 &lt; 6</b> &amp; <code>x</code>",
-                "parse_mode": "HTML",
-                "message_thread_id": 77,
-            }
-        ]
-
     async def test_a_long_answer_is_sent_in_parts(self, service: Service) -> None:
         service.handler.reply = "a" * 4000 + "\n" + "b" * 5000
         await service.send(text_update())
@@ -364,18 +350,6 @@ class TestFailingDispatch:
         assert "the agent is down" in caplog.text
         assert list((await kv.content()).values()) == ["0"]
         assert kv.calls == ["get", "put", "get", "put"]
-
-    async def test_the_redelivery_is_dispatched_and_counted_once(
-        self, service: Service, kv: RecordingKV
-    ) -> None:
-        sent = text_update()
-        service.handler.error = RuntimeError("down")
-        for _ in range(30):
-            assert (await service.post(sent)).status_code == 500
-        service.handler.error = None
-        await service.send(sent, sent)
-        assert len(service.handler.events) == 1
-        assert list((await kv.content()).values()) == ["1"]
 
     async def test_a_unit_that_cannot_be_given_back_is_logged(
         self, start: Start, clock: FakeClock, caplog: pytest.LogCaptureFixture

@@ -29,16 +29,6 @@ SLOW = Bucket(5, 1 / 3600)
 both_modes = pytest.mark.parametrize("atomic", [False, True], ids=["pipeline", "atomic"])
 
 
-class Ticks:
-    """A monotonic clock to command."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def patient(client: Redis | None, *, atomic: bool, **options: Any) -> Backends:
     """Return back ends that do not take a busy machine for an outage."""
     return Backends(client, atomic=atomic, **{"deadline": 30, **options})
@@ -248,19 +238,19 @@ async def test_s22_without_the_right_to_register_it_is_the_pipeline_until_there_
 ) -> None:
     allow(plain, restricted, "-script", "-evalsha")
     async with restricted_client(any_url, restricted) as client:
-        ticks = Ticks()
-        instance = patient(client, atomic=True, monotonic=ticks)
+        clock = FakeClock()
+        instance = patient(client, atomic=True, monotonic=lambda: clock.now)
         assert [(await instance.take(SLOW, key, 1)).backend for _ in range(3)] == ["pipeline"] * 3
         [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert "atomic script not registered, using the pipeline" in warning.getMessage()
-        ticks.now += 1.1
+        clock.advance(1.1)
         assert (await instance.take(SLOW, key, 1)).backend == "pipeline"
         warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == 2  # one per try, and tries become rarer
         allow(plain, restricted, "+script", "+evalsha")
-        ticks.now += 1.1
+        clock.advance(1.1)
         assert (await instance.take(SLOW, key, 1)).backend == "pipeline"
-        ticks.now += 1
+        clock.advance(1)
         assert await take_twice(instance, key) == [("atomic", False), ("atomic", False)]  # all five are gone
 
 
@@ -274,12 +264,12 @@ async def test_s20_without_the_file_it_is_the_pipeline(
     client: Redis, key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(backends_module, "SCRIPT", "gone.lua")
-    ticks = Ticks()
-    instance = patient(client, atomic=True, monotonic=ticks)
+    clock = FakeClock()
+    instance = patient(client, atomic=True, monotonic=lambda: clock.now)
     assert (await instance.take(SLOW, key, 1)).backend == "pipeline"
     assert "atomic script not registered" in caplog.text
     monkeypatch.undo()
-    ticks.now += 2
+    clock.advance(2)
     assert (await instance.take(SLOW, key, 1)).backend == "atomic"
 
 
@@ -332,11 +322,11 @@ async def test_a_key_that_is_not_ours_is_limited_locally_and_spoils_nothing_else
 async def test_down_means_local_limits_one_failure_and_back_by_itself(
     server: RedisServer, key: str, atomic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ticks = Ticks()
+    clock = FakeClock()
     client = setup_rate_limiting(server.url, timeout=30)
     assert client is not None
     async with client:
-        instance = patient(client, atomic=atomic, monotonic=ticks)
+        instance = patient(client, atomic=atomic, monotonic=lambda: clock.now)
         mode = "atomic" if atomic else "pipeline"
         assert (await instance.take(SLOW, key, 1)).backend == mode
         server.kill()
@@ -347,7 +337,7 @@ async def test_down_means_local_limits_one_failure_and_back_by_itself(
         server.start()
 
         async def is_back() -> bool:
-            ticks.now += 3  # longer than any pause
+            clock.advance(3)  # longer than any pause
             return (await instance.take(SLOW, key, 1)).backend == mode
 
         await eventually(is_back)
@@ -362,8 +352,8 @@ async def test_a_hanging_redis_costs_one_timeout_and_stalls_nobody(
     client = setup_rate_limiting(server.url, timeout=30)
     assert client is not None
     async with client:
-        ticks = Ticks()
-        instance = Backends(client, atomic=atomic, deadline=0.2, monotonic=ticks)
+        clock = FakeClock()
+        instance = Backends(client, atomic=atomic, deadline=0.2, monotonic=lambda: clock.now)
         asked = 0
         ask_redis = instance._ask_redis
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,6 @@ POLICIES = {
         rules = { own = "9/minute" }
         """,
 }
-
-Make = Callable[[], AnyLimiter]
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -207,6 +207,17 @@ def test_full_store_enforces_the_limit_of_each_key_and_of_all_keys_in_overflow(
             assert sum(cost for at, cost in entries if start <= at < start + 60_000_000) <= 3
 
 
+@every_kind
+def test_hold_in_the_overflow_state_is_released_there(make: Make, clock: FakeClock) -> None:
+    limiter, _ = limited(make("3/minute"), clock, max_keys=1)
+    limiter.hit("old")
+    hold = limiter.hold("new", 2)
+    assert limiter.check("newer", 0).remaining == 1
+    hold.release()
+    assert limiter.check("newer", 0).remaining == 3
+    assert limiter.check("old", 0).remaining == 2
+
+
 def test_expired_keys_of_another_limiter_are_replaced_in_a_full_store(clock: FakeClock) -> None:
     store = MemoryStore(max_keys=10, clock=clock)
     first, second = (Limiter("5/second", name=name, store=store) for name in ("first", "second"))

@@ -22,9 +22,6 @@ from tests.unit.recorder import Recorder
 
 Follow = Callable[..., Any]
 
-PATIENCE = 30.0
-"""Seconds after which a waiting test fails."""
-
 LOGIN = """
 [limiters.login]
 rules = ["5/minute"]

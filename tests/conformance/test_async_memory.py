@@ -6,14 +6,7 @@ from headgate import MemoryStore
 from tests.conformance.variants import TaskVariant
 
 
-class TestAsyncMemoryAtGivenTimes(TaskVariant):
-    effort = 0.4
-
-    def make_store(self) -> MemoryStore:
-        return MemoryStore()
-
-
-class TestAsyncMemoryByItsOwnClock(TaskVariant):
+class TestAsyncMemory(TaskVariant):
     own_time = True
     effort = 0.4
 

@@ -6,7 +6,7 @@ import hmac
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from headgate import AsyncLimiter, ConfigError, Hook, StoreMisconfigured, StoreUnavailable
+from headgate import AsyncLimiter, ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.clock import Clock, SteadyClock
 from headgate.outage import breaker_of
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
@@ -67,8 +67,7 @@ def create_app(
         kv = _opened(_open_kv(settings, clock), closing)
         if updates_kv is None:
             updates_kv = _opened(_open_updates_kv(settings), closing)
-    metrics = LimiterMetrics("telegram_updates", "Updates of allowed users, by outcome", "outcome", OUTCOMES)
-    webhook, _ = _build(settings, kv, closing, handler, clock, [metrics.hook], updates_kv, metrics.count)
+    webhook, _, metrics = _build(settings, kv, updates_kv, closing, handler, clock)
     app = _application(settings, webhook, closing)
     add_metrics(app, metrics.render)
     add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
@@ -83,19 +82,18 @@ def _opened(kv: ListingKV, closing: AsyncExitStack) -> KV:
 def _build(
     settings: TelegramSettings,
     kv: KV,
+    updates_kv: KV | None,
     closing: AsyncExitStack,
     handler: Handler | None = None,
     clock: Clock | None = None,
-    hooks: Iterable[Hook] = (),
-    updates_kv: KV | None = None,
-    count: Callable[[str], None] = lambda outcome: None,
-) -> tuple[Webhook, BotApi]:
-    """Create the webhook and its client of the Bot API; `closing` closes them."""
+) -> tuple[Webhook, BotApi, LimiterMetrics]:
+    """Create the webhook, its client of the Bot API and its metrics; `closing` closes them."""
     if not settings.allowed_user_ids:
         _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
-    limiter = user_limiter(settings, kv, clock, hooks, on_store_error="open")
+    metrics = LimiterMetrics("telegram_updates", "Updates of allowed users, by outcome", "outcome", OUTCOMES)
+    limiter = user_limiter(settings, kv, clock, [metrics.hook], on_store_error="open")
     closing.callback(breaker_of(limiter.store).stop)
     seen = SeenUpdates(updates_kv)
     closing.callback(seen.stop)
@@ -106,9 +104,9 @@ def _build(
         handler or _handler(settings, clock, closing),
         AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
         seen,
-        count,
+        metrics.count,
     )
-    return webhook, bot
+    return webhook, bot, metrics
 
 
 def _application(settings: TelegramSettings, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
@@ -243,7 +241,7 @@ async def poll() -> None:
     async with AsyncExitStack() as closing:
         kv = _opened(_open_kv(settings), closing)
         updates_kv = _opened(_open_updates_kv(settings), closing)
-        webhook, bot = _build(settings, kv, closing, updates_kv=updates_kv)
+        webhook, bot, _ = _build(settings, kv, updates_kv, closing)
         _logger.info("polling; Ctrl-C stops")
         await UpdatePoller(bot, webhook, SteadyClock()).run()
 
@@ -278,7 +276,7 @@ async def reset_user(user_id: str) -> None:
 async def _user_limits() -> AsyncIterator[AsyncLimiter]:
     """Provide the limiter of the service to a command."""
     settings = TelegramSettings.from_env(os.environ)
-    if settings.rate_limit_kv.lower().startswith("memory:"):
+    if settings.counts_in_memory:
         raise ConfigError(
             "RATE_LIMIT_KV: counts in the memory of the service cannot be reached by a command; use a shared store, like redis://localhost"
         )
@@ -292,8 +290,8 @@ def _load_settings() -> TelegramSettings:
 
 
 def _in_memory(settings: TelegramSettings) -> str:
-    is_in_memory = settings.rate_limit_kv.lower().startswith("memory:")
-    return "the counts are in memory; set RATE_LIMIT_KV to a shared store" if is_in_memory else ""
+    hint = "the counts are in memory; set RATE_LIMIT_KV to a shared store"
+    return hint if settings.counts_in_memory else ""
 
 
 PROGRAM = Program(

@@ -81,9 +81,7 @@ class TelegramSettings:
             "CLOUDFLARE_API_BASE": self.cloudflare_api_base,
         }.items():
             _check_url(name, url)
-        if self.seen_updates_kv == self.rate_limit_kv and not self.rate_limit_kv.lower().startswith(
-            "memory:"
-        ):
+        if self.seen_updates_kv == self.rate_limit_kv and not self.counts_in_memory:
             raise ConfigError(
                 "SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV, which is for counts only; use another file or "
                 "database, or a prefix such as redis://host/0?prefix=updates:"
@@ -95,10 +93,14 @@ class TelegramSettings:
         return "INFO"
 
     @property
+    def counts_in_memory(self) -> bool:
+        """Whether each process counts separately."""
+        return self.rate_limit_kv.lower().startswith("memory:")
+
+    @property
     def updates_kv(self) -> str:
         """The URL of the store for ids of updates: by default memory if the counts are in memory, otherwise a file."""
-        in_memory = self.rate_limit_kv.lower().startswith("memory:")
-        return self.seen_updates_kv or ("memory://" if in_memory else DEFAULT_UPDATES_KV)
+        return self.seen_updates_kv or ("memory://" if self.counts_in_memory else DEFAULT_UPDATES_KV)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> TelegramSettings:

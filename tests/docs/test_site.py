@@ -238,6 +238,14 @@ def pages_in(navigation: list[Any]) -> Iterator[str]:
                 yield from pages_in(part)
 
 
+def test_tests_that_pages_name_exist() -> None:
+    named = {
+        name for page in DOCS.rglob("*.md") for name in re.findall(r"`(test_\w+)`", page.read_text("utf-8"))
+    }
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    assert sorted(named.difference(re.findall(r"def (test_\w+)", tests))) == []
+
+
 def test_llms_txt_lists_the_pages_of_the_navigation() -> None:
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
     pages = [page.replace(".md", ".html") for page in pages_in(navigation)]

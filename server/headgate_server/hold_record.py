@@ -232,8 +232,8 @@ class StoredHold:
 class HeldUnits:
     """The units of a recorded hold, by the current rules of its limiter, so that any worker can settle them.
 
-    If the rules have changed, the hold is settled by the rules that are left of its own. Other rules, and shadow rules,
-    neither get units back nor count more. Neither does a store that did not charge the hold.
+    If the rules have changed, the hold is settled by its rules that still exist. Other rules, and shadow rules, neither get
+    units back nor count more. Neither does a store that did not charge the hold.
 
     Args:
         limiter: The limiter.

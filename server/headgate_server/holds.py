@@ -353,7 +353,7 @@ class HoldBook:
         try:
             return self._live[name]
         except KeyError:
-            raise UnknownLimiter(f"there is no limiter called {name!r}") from None
+            raise UnknownLimiter(f"there is no limiter {name!r}") from None
 
     def _unchanged(self, stored: StoredHold) -> HeldUnits:
         """Return the units of a hold whose limiter still has its rules."""

@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """A store for what is the same on every store: the conformance kit tests notes and refunds of each."""
+    """A memory store, for behaviour that does not depend on the store."""
     return MemoryStore(clock=FakeClock())
 
 

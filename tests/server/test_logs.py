@@ -43,11 +43,6 @@ def audit_record(stranger: str | None) -> logging.LogRecord:
     return found
 
 
-def test_what_callers_with_a_token_do_is_always_logged() -> None:
-    sparing = SparingFilter()
-    assert all(sparing.filter(audit_record(None)) for _ in range(3 * MOST_ALIKE))
-
-
 def test_strangers_are_limited_separately() -> None:
     sparing = SparingFilter()
     noisy = [sparing.filter(audit_record("192.0.2.1")) for _ in range(3 * MOST_ALIKE)]

@@ -112,13 +112,6 @@ def shape(example: Any, answer: Any) -> bool:
     return isinstance(example, dict) is isinstance(answer, dict)
 
 
-async def test_the_example_of_a_cost_that_is_too_high_is_what_is_answered() -> None:
-    example = (await document())["components"]["responses"]["422"]["content"]["application/problem+json"][
-        "example"
-    ]
-    assert (await Server().post("/v1/limiters/login/hit", {"key": "a", "cost": 9})).json() == example
-
-
 @pytest.mark.parametrize(
     ("status", "path", "content", "media_type"),
     [
@@ -126,6 +119,7 @@ async def test_the_example_of_a_cost_that_is_too_high_is_what_is_answered() -> N
         (404, "/v1/limiters/lgoin/hit", b'{"key": "a"}', "application/json"),
         (413, "/v1/limiters/login/hit", b"x" * 70_000, "application/json"),
         (415, "/v1/limiters/login/hit", b'{"key": "a"}', "text/plain"),
+        (422, "/v1/limiters/login/hit", b'{"key": "a", "cost": 9}', "application/json"),
     ],
 )
 async def test_examples_of_problems_are_what_is_answered(

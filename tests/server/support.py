@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,12 @@ async def started(app: App) -> AsyncIterator[None]:
         await inbox.put({"type": "lifespan.shutdown"})
         assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
         await running
+
+
+async def turn_until(condition: Callable[[], object]) -> None:
+    """Let the event loop turn until a condition is true, for which there is no event."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 def problem(response: httpx.Response, status: int) -> str:

@@ -29,7 +29,7 @@ from headgate_server.http.cap import MAX_CONNECTIONS, MAX_UNFLUSHED, RESERVED_FI
 from headgate_server.http.connection import MAX_AT_ONCE, MAX_PIPELINED, BoundedProtocol
 from headgate_server.http.parser import HEAD_BYTES
 from headgate_server.http.server import MIN_ACCEPTED, HttpServer
-from tests.server.support import POLICY, READ_SECONDS, Server
+from tests.server.support import POLICY, READ_SECONDS, Server, turn_until
 
 
 def open_files() -> int:
@@ -175,8 +175,7 @@ async def test_pipeline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transport.pause_reading.called
     let_go.set()
     connection.connection_lost(None)
-    while state.tasks:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not state.tasks)
 
 
 def connection_of(server: Server, state: ServerState) -> tuple[BoundedProtocol, Mock]:
@@ -228,8 +227,7 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
             for _ in range(clients):
                 stack.enter_context(socket.create_connection(listener.getsockname()))
             task = asyncio.ensure_future(running.serve([listener]))
-            while not running.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
-                await asyncio.sleep(0)
+            await turn_until(lambda: running.server_state.connections)
             turns = 0
             while len(running.server_state.connections) < clients:
                 await asyncio.sleep(0)
@@ -250,8 +248,7 @@ async def test_worker_leaves_waiting_clients_to_other_workers(monkeypatch: pytes
         for _ in range(2 * MIN_ACCEPTED):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         async with started(Server(), listener, shares_listener=True) as (worker, _, _):
-            while not worker.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
-                await asyncio.sleep(0)
+            await turn_until(lambda: worker.server_state.connections)
             for _ in range(10):
                 await asyncio.sleep(0)
             assert len(worker.server_state.connections) == MIN_ACCEPTED
@@ -300,8 +297,7 @@ def test_many_clients_leave_files_for_stores(monkeypatch: pytest.MonkeyPatch, se
                     client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
                     client.sendall(sent)
                 before = open_files()
-                while len(seen) < clients:  # noqa: ASYNC110  # there is no event for it
-                    await asyncio.sleep(0)
+                await turn_until(lambda: len(seen) == clients)
                 assert max(seen) - before <= 256 - RESERVED_FILES // 2
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -409,8 +405,7 @@ async def test_body_in_pieces_is_put_together(is_taken: bool) -> None:
         connection.data_received(piece)
         for _ in range(3 * is_taken):
             await asyncio.sleep(0)
-    while not transport.write.called:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: transport.write.called)
     assert b'"remaining":3' in transport.write.call_args.args[0]
     connection.connection_lost(None)
 
@@ -470,8 +465,7 @@ async def test_requests_before_a_truncated_one_are_answered(
     connection.data_received(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
     assert connection.eof_received()
     let_go.set()
-    while state.tasks:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not state.tasks)
     written = b"".join(call.args[0] for call in transport.write.call_args_list)
     assert written.count(b"HTTP/1.1 200 ") == complete
     assert written.count(b"connection: close") == 1
@@ -655,8 +649,7 @@ async def test_responses_at_stop_end_their_connection() -> None:
         for reader, _ in connections:
             assert b"connection: close" not in await reader.readuntil(b"}")
         running.should_exit = True
-        while listener.fileno() >= 0:  # noqa: ASYNC110  # uvicorn has no event for it
-            await asyncio.sleep(0)
+        await turn_until(lambda: listener.fileno() < 0)
         for _, writer in connections:
             writer.write(HEALTH)
         for reader, _ in connections:
@@ -733,17 +726,14 @@ async def test_body_is_not_counted_to_the_next_head() -> None:
         b"Content-Length: 40000\r\n\r\n" + body + b"GET /healthz HTTP/1.1\r\nHost: loc"
     )
     async with asyncio.timeout(READ_SECONDS):
-        while not transport.write.called:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await turn_until(lambda: transport.write.called)
         connection.data_received(b"alhost\r\n\r\n")
-        while transport.write.call_count < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await turn_until(lambda: transport.write.call_count == 2)
     written = b"".join(call.args[0] for call in transport.write.mock_calls)
     assert written.count(b"HTTP/1.1 200 ") == 2
     assert not transport.close.called
     connection.connection_lost(None)
-    while state.tasks:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not state.tasks)
 
 
 async def test_slow_event_client_is_cut_off(

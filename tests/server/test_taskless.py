@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate_server.http.taskless import run_without_task
+from tests.server.support import turn_until
 
 
 @pytest.fixture
@@ -34,8 +35,7 @@ async def test_cancellation_is_raised_in_the_coroutine(under_way: set[Any], turn
         await asyncio.sleep(0)
     [waiting] = under_way
     waiting.cancel()
-    while under_way:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not under_way)
     assert seen == [asyncio.CancelledError]
 
 
@@ -49,8 +49,7 @@ async def test_two_coroutines_may_await_one_future(under_way: set[Any]) -> None:
     for _ in range(2):
         run_without_task(work(), loop, under_way)
     awaited.set_result(1)
-    while under_way:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not under_way)
     assert seen == [1, 1]
 
 
@@ -67,8 +66,7 @@ async def test_cancelled_coroutine_may_still_wait(under_way: set[Any]) -> None:
     run_without_task(work(), asyncio.get_running_loop(), under_way)
     [waiting] = under_way
     waiting.cancel()
-    while under_way:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not under_way)
     assert seen == ["tidied"]
 
 
@@ -86,6 +84,5 @@ async def test_context_variables_are_isolated(under_way: set[Any]) -> None:
     for name in ("a", "b"):
         run_without_task(work(name), asyncio.get_running_loop(), under_way)
     assert request.get() == "none"
-    while under_way:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: not under_way)
     assert seen == ["a", "none", "b", "none"]

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from headgate import MemoryStore
+from headgate import MemoryStore, SQLiteStore
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
-from tests.server.hold_places import (
-    NotingStore,
-    OpenStore,
-    Place,
-    file_place,
-    memory_place,
-    network_place,
-)
+from tests.server.hold_places import PATIENT, NotingStore, OpenStore
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Each of the stores."""
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
+    """Each kind of store."""
     kind: str = request.param
     if kind == "memory":
-        return memory_place()
+        store = MemoryStore(clock=FakeClock())
+        return lambda: store
     if kind == "sqlite":
-        return file_place(tmp_path)
+        return partial(SQLiteStore, tmp_path / "limits.db", clock=FakeClock())
     url: str = request.getfixturevalue(f"headgate_{kind}_url")
-    return network_place(PostgresStore if kind == "postgres" else RedisStore, url)
+    network = PostgresStore if kind == "postgres" else RedisStore
+    return partial(network, url, namespace=f"n{secrets.token_hex(8)}", deadline=PATIENT)
 
 
 @pytest.fixture
@@ -40,12 +37,12 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-async def open_store(place: Place) -> AsyncIterator[OpenStore]:
+async def open_store(place: OpenStore) -> AsyncIterator[OpenStore]:
     """Open stores that count together, and close them in the end."""
     opened: list[NotingStore] = []
 
     def open_one() -> NotingStore:
-        opened.append(place.open())
+        opened.append(place())
         return opened[-1]
 
     yield open_one

@@ -14,7 +14,7 @@ from headgate.testing.contract.races import in_processes
 from headgate_server import hold_record
 from headgate_server.hold_record import CONFIRMING_US, MARGIN, HeldUnits, HoldBusy, StoredHold
 from headgate_server.holds import HoldBook, UnknownHold
-from tests.server.hold_places import NotingStore, OpenStore, Place
+from tests.server.hold_places import NotingStore, OpenStore, take
 
 RULES = (
     sliding_window("10/hour", name="requests"),
@@ -23,15 +23,11 @@ RULES = (
 )
 
 
+TOKENS = {"tokens": 800}
+
+
 def book_on(store: NotingStore, clock: FakeClock | None = None) -> HoldBook:
     return HoldBook({"llm": AsyncLimiter(*RULES, name="llm", store=store)}, clock=clock)
-
-
-async def take(book: HoldBook, tokens: int = 800, key: str = "alice") -> str:
-    decision, hold_id, _ = await book.take("llm", key, {"tokens": tokens})
-    assert decision
-    assert hold_id is not None
-    return hold_id
 
 
 async def left_on(store: NotingStore, key: str = "alice") -> list[int]:
@@ -45,7 +41,7 @@ async def test_one_of_racing_confirms_moves_the_units_and_all_return_it(open_sto
     books = [book_on(store), book_on(open_store())]
     for number in range(5):
         key = f"user {number}"
-        hold_id = await take(books[0], key=key)
+        hold_id = await take(books[0], key, TOKENS)
         decisions = await asyncio.gather(
             *(books[i % 2].confirm(hold_id, {"tokens": 300}) for i in range(6)),
         )
@@ -56,8 +52,8 @@ async def test_one_of_racing_confirms_moves_the_units_and_all_return_it(open_sto
 
 async def test_racing_confirms_are_all_refused(store: MemoryStore) -> None:
     books = [book_on(store), book_on(store)]
-    hold_id = await take(books[0])
-    await take(books[0], 200)
+    hold_id = await take(books[0], cost=TOKENS)
+    await take(books[0], cost={"tokens": 200})
     before = await left_on(store)
     decisions = await asyncio.gather(*(books[i % 2].confirm(hold_id, {"tokens": 801}) for i in range(4)))
     assert not any(decisions)
@@ -70,7 +66,7 @@ async def test_concurrent_release_and_confirm_agree(open_store: OpenStore) -> No
     books = [book_on(store), book_on(open_store())]
     for number in range(5):
         key = f"user {number}"
-        hold_id = await take(books[0], key=key)
+        hold_id = await take(books[0], key, TOKENS)
         confirmed, released = await asyncio.gather(books[0].confirm(hold_id), books[1].finish(hold_id, 0))
         assert bool(confirmed) is not released.first
         assert await left_on(store, key) == ([10, 1000, 3] if released.first else [9, 200, 3])
@@ -80,7 +76,7 @@ async def test_a_renewed_hold_keeps_its_id(open_store: OpenStore) -> None:
     """So an answer that got lost costs nothing: the caller sends its renewal again."""
     store = open_store()
     books = [book_on(store), book_on(open_store())]
-    hold_id = await take(books[0])
+    hold_id = await take(books[0], cost=TOKENS)
     taken = await asyncio.gather(*(books[i % 2].renew(hold_id) for i in range(20)))
     assert {one.hold for one in taken} == {hold_id}
     assert await left_on(store) == [9, 200, 2]
@@ -95,7 +91,7 @@ async def test_concurrent_renewal_and_release_free_the_place(open_store: OpenSto
     books = [book_on(store), book_on(open_store())]
     for number in range(10):
         key = f"user {number}"
-        hold_id = await take(books[0], key=key)
+        hold_id = await take(books[0], key, TOKENS)
         calls = (books[0].renew(hold_id), books[1].finish(hold_id, 0), books[0].renew(hold_id))
         await asyncio.gather(*calls)
         assert await left_on(store, key) == [10, 1000, 3]
@@ -118,14 +114,13 @@ async def test_renewals_extend_the_lifetime_of_an_id() -> None:
         await book.renew(hold_id)
 
 
-async def test_processes_that_confirm_move_each_hold_once(place: Place, open_store: OpenStore) -> None:
-    if not place.is_shared:
-        pytest.skip("memory is not shared by processes")
+@pytest.mark.parametrize("place", ["sqlite", "redis", "postgres"], indirect=True)
+async def test_processes_that_confirm_move_each_hold_once(place: OpenStore, open_store: OpenStore) -> None:
     store = open_store()
-    ids = [await take(book_on(store), key=f"user {number}") for number in range(8)]
+    ids = [await take(book_on(store), f"user {number}", TOKENS) for number in range(8)]
 
     async def confirm_all() -> int:
-        async with aclosing(place.open()) as own:
+        async with aclosing(place()) as own:
             return sum([bool(await book_on(own).confirm(hold_id, {"tokens": 300})) for hold_id in ids])
 
     assert await asyncio.to_thread(in_processes, 4, lambda _: asyncio.run(confirm_all())) == [8] * 4
@@ -148,7 +143,7 @@ async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
     monkeypatch.setattr(hold_record, "PAUSES", ())
     clock = FakeClock()
     book = book_on(store, clock)
-    hold_id = await take(book, 400)
+    hold_id = await take(book, cost={"tokens": 400})
     await claim_and_die(store, hold_id, clock)
     for attempt in (book.confirm(hold_id), book.finish(hold_id, 0)):
         with pytest.raises(HoldBusy, match="send the call again"):
@@ -165,7 +160,7 @@ async def test_units_stay_counted_if_a_worker_dies_during_a_confirmation(
 async def test_hold_gives_nothing_back_after_a_lost_confirmation(store: MemoryStore) -> None:
     clock = FakeClock()
     book = book_on(store, clock)
-    hold_id = await take(book, 400)
+    hold_id = await take(book, cost={"tokens": 400})
     await claim_and_die(store, hold_id, clock)
     clock.advance_us(CONFIRMING_US)
     assert (await book.finish(hold_id, {"tokens": 100})).first
@@ -176,7 +171,7 @@ async def test_slow_confirmation_is_still_admitted(store: MemoryStore) -> None:
     """Its units count, and so do those of the call that overtook it: too few are admitted rather than too many."""
     clock = FakeClock()
     book, other = book_on(store, clock), book_on(store, clock)
-    hold_id = await take(book, 400)
+    hold_id = await take(book, cost={"tokens": 400})
     asked = HeldUnits.hold
     overtaken: list[bool] = []
 

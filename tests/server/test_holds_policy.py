@@ -12,6 +12,7 @@ from headgate import AsyncLimiter, Rule, sliding_window, token_bucket
 from headgate.policy import AsyncLivePolicy
 from headgate.stores import SQLiteStore
 from headgate_server.holds import HoldBook, SettleResult
+from tests.server.hold_places import take
 
 LIVE = sliding_window("1000/hour", name="live")
 ROOMY = sliding_window("5000/hour", name="roomy")
@@ -55,12 +56,6 @@ class Site:
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with AsyncExitStack() as workers:
         yield Site(tmp_path, workers)
-
-
-async def take(book: HoldBook, cost: int = 800) -> str:
-    _, hold_id, _ = await book.take("llm", "alice", cost)
-    assert hold_id is not None
-    return hold_id
 
 
 @pytest.mark.parametrize("cost", [300, 0, 800, 900])
@@ -128,7 +123,7 @@ async def test_removed_rules_get_nothing_back(
 async def test_override_applies_to_holds(site: Site) -> None:
     site.write(LIVE_RULE, '[[limiters.llm.overrides]]\nkey = "alice"\nrules = { live = "9000/hour" }')
     one, other = await site.worker(), await site.worker()
-    hold_id = await take(one, 8000)
+    hold_id = await take(one, cost=8000)
     await other.finish(hold_id, 8500)
     assert (await other._live["llm"].check("alice", 0)).remaining == 500
 

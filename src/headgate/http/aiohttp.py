@@ -51,7 +51,7 @@ def limit(
 
     The arguments are those of `headgate.http.flask.limit`.
     """
-    seen = on_scope(options, scope_of, lambda request: request.remote)
+    seen = on_scope(options, scope_of)
     return HandlerLimit(rules, default, seen)
 
 

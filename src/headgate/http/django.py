@@ -63,7 +63,7 @@ def limit(
     The arguments are those of `headgate.http.flask.limit`. To pass a limiter instead of rules, use a `Limiter` for sync
     views and an `AsyncLimiter` for async views.
     """
-    seen = on_scope(options, scope_of, lambda request: request.META.get("REMOTE_ADDR"))
+    seen = on_scope(options, scope_of)
     return DjangoLimit(rules, default, seen)
 
 

@@ -61,7 +61,7 @@ def limit(
             `tier`, `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`, `name`, `store`, `clock`,
             `on_store_error`, `deadline`, `hooks`. On a shared store, `name` is by default that of the view or blueprint.
     """
-    seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
+    seen = on_scope(options, scope_of)
     made = ViewLimit(rules, default, seen)
     if not made.lacks_name:
         made.limit_for(Limiter)  # reports configuration errors immediately

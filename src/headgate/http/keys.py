@@ -166,18 +166,14 @@ def route_template(scope: Scope) -> str:
 
 
 def _by_peer(ipv6_prefix: int) -> Callable[[Scope], str]:
-    def from_peer(peer_of: Callable[[Any], str | None]) -> Callable[[Any], str]:
-        def address(request: Any) -> str:
-            host = peer_of(request)
-            if not host:
-                return UNKNOWN
-            # An IPv4 address is already its key; this runs for every request.
-            return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
+    def address(scope: Scope) -> str:
+        client = scope.get("client")
+        host: str | None = client[0] if client else None
+        if not host:
+            return UNKNOWN
+        # An IPv4 address is already its key; this runs for every request.
+        return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
 
-        return address
-
-    address = from_peer(lambda scope: client[0] if (client := scope.get("client")) else None)
-    address.from_peer = from_peer  # type: ignore[attr-defined]  # for frameworks whose requests are not scopes
     return address
 
 

@@ -287,24 +287,18 @@ def rule_of(limit: object, kind: type) -> str | Rule:
     return check_kind("a limit", limit, str | Rule, expected)  # type: ignore[return-value]
 
 
-def on_scope(
-    options: ViewOptions, scope_of: Callable[[Any], Any], peer_of: Callable[[Any], str | None]
-) -> ViewOptions:
+def on_scope(options: ViewOptions, scope_of: Callable[[Any], Any]) -> ViewOptions:
     """Return options whose functions take a framework's request; functions of a scope receive the request's scope.
 
     Args:
         options: The options, as passed by the user.
         scope_of: Returns the scope of a request.
-        peer_of: Returns the peer address of a request; usually nothing else is needed.
     """
 
     def seen(part: Any) -> Any:
         if isinstance(part, Mapping):
             return {scope: seen(function) for scope, function in part.items()}
-        if not takes_scope(part):
-            return part
-        from_peer = getattr(part, "from_peer", None)
-        return (lambda request: part(scope_of(request))) if from_peer is None else from_peer(peer_of)
+        return (lambda request: part(scope_of(request))) if takes_scope(part) else part
 
     given: ViewOptions = {**options, "address": seen(options.get("address") or by_address())}
     if "key" in given:

@@ -41,7 +41,7 @@ def throttle(
 
     The arguments are those of `headgate.http.django.limit`. On a shared store it needs a name.
     """
-    seen = on_scope(options, scope_of, lambda request: request._request.META.get("REMOTE_ADDR"))
+    seen = on_scope(options, scope_of)
     declared = DjangoLimit(rules, False, seen)
     declared.use_settings()
     if declared.lacks_name:

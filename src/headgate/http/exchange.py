@@ -87,7 +87,7 @@ class Exchange(Generic[AnyLimiter]):
         """Return the answer to a refusal that the application raised, for example through `guard`."""
         if isinstance(error, CostTooHigh):
             return too_costly(error, accept)
-        self.asked.append((RAISED, error.decision, None, time.time_ns()))
+        self.asked.append((RAISED, error.decision, None, time.time_ns() // 1000))
         return self.refusal(accept)
 
     def refusal(self, accept: bytes | None) -> Answer:

@@ -231,7 +231,7 @@ class Writer:
 
 
 Asked = tuple[Writer, Decision, Terms, int]
-"""The result of one limiter for a response: the writer, the decision, the tier of the call, and the time (ns)."""
+"""The result of one limiter for a response: the writer, the decision, the tier of the call, and the time (us)."""
 
 
 def all_fields(asked: Sequence[Asked]) -> dict[str, str]:
@@ -249,7 +249,7 @@ def put_fields(written: MutableMapping[str, str], asked: Sequence[Asked]) -> Non
     """Like `all_fields`, but write the fields into a mapping, such as the headers of a response."""
     if len(asked) == 1:
         writer, decision, tier, now = asked[0]
-        writer.put(written, decision, now // 1000, tier)
+        writer.put(written, decision, now, tier)
     else:
         for name, value in _merged_fields(asked).items():
             written[name] = value  # not every framework's mapping has `update`
@@ -261,7 +261,7 @@ def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:
     if not limited:
         return {}
     writer, binding, tier, now = min((one for one, _ in limited), key=_room)
-    merged = writer.text_fields(binding, now // 1000, tier)
+    merged = writer.text_fields(binding, now, tier)
     policies: list[str] = []
     left: list[str] = []
     for (writer, decision, tier, _), names in limited:

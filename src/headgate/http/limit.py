@@ -8,7 +8,6 @@ All limiters take this path: with several rules, scopes, tiers, a policy file, o
 from __future__ import annotations
 
 import inspect
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from headgate import AsyncLimiter, Limiter
 from headgate._checks import check_kind, check_list, check_statuses
 from headgate._limiting import HeaderStyle
 from headgate._steps import Steps
-from headgate.clock import Clock, WallClock, dating
+from headgate.clock import Clock, dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.decision import Decision
@@ -112,14 +111,14 @@ class LimitVersion(Generic[AnyLimiter]):
         limiter: The limiter. Its rules never change.
         holds: Whether units are held while a request is handled, because some of them may be returned.
         writer: Writes the fields of the limiter's decisions.
-        now_ns: Returns the time for the fields, in nanoseconds since the epoch.
+        now_us: Returns the time for the fields, in microseconds since the epoch.
         quotas: The cached quotas of callers: from the limit's function, then from the limiter's function.
     """
 
     limiter: AnyLimiter
     holds: bool
     writer: Writer
-    now_ns: Callable[[], int]
+    now_us: Callable[[], int]
     quotas: tuple[QuotaCache, ...]
 
     def asked(self, question: Request, decision: Decision, quotas: Quotas | None) -> Asked:
@@ -132,7 +131,7 @@ class LimitVersion(Generic[AnyLimiter]):
             terms = tuple(
                 own or rule.quota_for(tier) for own, rule in zip(quotas, self.limiter.rules, strict=True)
             )
-        return self.writer, decision, terms, self.now_ns()
+        return self.writer, decision, terms, self.now_us()
 
     def own_quotas(self, question: Request, request: Any) -> Steps:
         """Return the caller-specific quotas of a request or `None`, in steps that may have to be awaited."""
@@ -241,7 +240,7 @@ class RequestLimit(Generic[AnyLimiter]):
             quotas.append(deciding.quotas)
         holds = self.counts is not None or deciding.units.has_places
         self.version: LimitVersion[AnyLimiter] = LimitVersion(
-            deciding, holds, writer, _nanoseconds(dating(clock)), tuple(quotas)
+            deciding, holds, writer, dating(clock).now_us, tuple(quotas)
         )
         """The current version, for new requests."""
         if self.limiter.current is not own:
@@ -330,11 +329,6 @@ class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
         self.limit: RequestLimit[AnyLimiter] = RequestLimit(limiter, **own)
         if self.limit.awaits and self.kind is Limiter:
             raise ConfigError("coroutine functions are for the ASGI middleware")
-
-
-def _nanoseconds(clock: Clock) -> Callable[[], int]:
-    """Return a function that reads a clock in nanoseconds; for the wall clock, the underlying system function."""
-    return time.time_ns if type(clock) is WallClock else lambda: clock.now_us() * 1000
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:

@@ -10,13 +10,24 @@ from contextlib import closing
 from typing import Any
 
 import psycopg
+import pytest
 import redis
 
 from headgate import AsyncLimiter, Limiter, Rule, SQLiteStore, concurrent
+from headgate._async import waiting as async_waiting
+from headgate._sync import waiting
+from headgate.stores import queues as stores_queues
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
+from tests.integration.waiting import until
 
 ONE_PLACE = concurrent(1, lease="1h", name="place")
+
+PATIENCE = 60
+LONGER = 4 * PATIENCE
+"""The time-out of waiters: after it they would try again, without having been woken."""
+HOURS = 9999.0
+SOON = 0.02
 
 
 class World(ABC):
@@ -159,3 +170,38 @@ WORLDS: dict[str, Callable[[str], World]] = {
     "postgres": PostgresWorld,
     "sqlite": SQLiteWorld,
 }
+
+
+def set_pauses(patches: pytest.MonkeyPatch, seconds: float) -> None:
+    """Make waiters that are not woken call their store after `seconds`."""
+    for module in (stores_queues, waiting, async_waiting):
+        patches.setattr(module, "RENEW_EVERY", seconds)
+    patches.setattr(stores_queues, "POLL_EVERY", seconds)
+
+
+def queue_of(limiter: Limiter | AsyncLimiter, key: str | bytes = "ada") -> Any:
+    """Return the name of the queue of a key."""
+    return limiter._queues.of_key((key,))
+
+
+def place_of(limiter: Limiter | AsyncLimiter, key: str | bytes = "ada") -> Any:
+    """Return the name of the queue of a place."""
+    return limiter._queues.of_places((key,))["place"]
+
+
+def until_queued(world: World, queue: bytes, length: int) -> None:
+    """Wait until a queue has that many tickets."""
+    until(lambda: len(world.tickets(queue)) == length)
+
+
+def until_asleep(world: World, limiter: Limiter | AsyncLimiter, key: str | bytes = "ada") -> None:
+    """Wait until the first waiter for a key is in the queue of its place, and messages reach it."""
+    until_queued(world, place_of(limiter, key), 1)
+    (ticket,) = world.tickets(place_of(limiter, key))
+    until(lambda: world.listens(ticket[: stores_queues.PROCESS_LENGTH]))
+
+
+def take_and_release(limiter: Limiter, key: str | bytes = "ada", done: Callable[[], object] = bool) -> None:
+    """Wait for a place, call `done` and release the place."""
+    with limiter.hold(key, timeout=LONGER):
+        done()

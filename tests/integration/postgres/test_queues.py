@@ -16,10 +16,11 @@ from headgate._concurrency import Event
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.remote import listener
 from tests.integration.postgres.test_migrations import role_on
-from tests.integration.queues import ONE_PLACE, PostgresWorld
-from tests.integration.test_queues import (
+from tests.integration.queues import (
+    ONE_PLACE,
     PATIENCE,
     SOON,
+    PostgresWorld,
     place_of,
     queue_of,
     set_pauses,

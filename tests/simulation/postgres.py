@@ -12,6 +12,7 @@ from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
 from headgate.stores.postgres import codec as sql
+from headgate.stores.postgres.peer import QUEUE
 from tests.simulation.network import Link, Network
 from tests.simulation.servers import (
     OtherWindow,
@@ -58,6 +59,10 @@ class SimulatedPGconn:
             struct.pack(">i", -1) if a is None else struct.pack(">i", len(a)) + a for a in (name, *arguments)
         )
         self.socket.send("server", frame(b"q", packed))
+
+    def send_query_params(self, text: bytes, arguments: Any, *_: Any) -> None:
+        assert text == QUEUE.text
+        self.send_query_prepared(QUEUE.name, arguments)
 
     def pipeline_sync(self) -> None:
         pass
@@ -172,6 +177,9 @@ class PostgresSession(Session):
             return frame(b"e", b"25006 ERROR cannot execute UPDATE in a read-only transaction")
         if name == b"clean":
             return frame(b"v", b"")
+        if name == QUEUE.name:
+            queue, ticket, priority, lasting = arguments
+            return frame(b"v", b"%c" % self.server.queue(queue, ticket.decode(), int(priority), int(lasting)))
         if name == b"one":
             key, operation, *shape, _ = arguments
             kind, a, b, c, d, at, cost, birth = map(int, shape)

@@ -32,6 +32,7 @@ OPERATIONS = {
     lua.Operation.RECORD: "record",
     lua.Operation.REFUND: "refund",
     lua.Operation.RESET: "reset",
+    lua.Operation.QUEUE: "queue",
 }
 SLOTS = 16384
 BLOCK = SLOTS // 16
@@ -95,7 +96,7 @@ class RedisSession(Session):
             return b"+OK\r\n"
         size = int(command[2])
         keys, bodies = command[3 : 3 + size], command[3 + size :]
-        is_read = not {"refund", "reset"} & {OPERATIONS[lua.Operation(body[0])] for body in bodies}
+        is_read = not {"refund", "reset", "queue"} & {OPERATIONS[lua.Operation(body[0])] for body in bodies}
         if (reply := self.instead(is_read=is_read)) is not None:
             return reply
         if server.cluster and (elsewhere := server.cluster.redirection(server, keys, self._is_asking)):
@@ -116,6 +117,10 @@ def run_script(server: Server, keys: list[bytes], body: bytes) -> Any:
     operation = OPERATIONS[lua.Operation(body[0])]
     if server.is_replica and operation != "peek":
         return Exception("READONLY You can't write against a read only replica.")
+    if operation == "queue":
+        _, _, _, lasting_ms, priority = lua._HEAD.unpack_from(body)
+        ticket = body[lua._HEAD.size :].decode()
+        return int(server.queue(keys[0], ticket, int(priority), int(lasting_ms) * 1000))
     request = _decode(operation, keys, body)
     try:
         verdicts, receipts = server.execute(request)

@@ -20,6 +20,7 @@ import headgate.stores.postgres.peer as postgres_peer
 from headgate import AsyncLimiter, Limiter
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
+from headgate.stores.remote.listener import WakeListener
 from tests.faults.history import History, HistoryCall
 from tests.faults.recording import read_calls
 from tests.faults.traffic import DAY_US, policy_text, random_subject
@@ -209,6 +210,7 @@ class World:
             return network.open_socket(self.port, self.socket_connect_timeout)
 
         with (
+            patch.object(WakeListener, "listen", lambda _: None),  # waiting calls have to poll
             patch.object(postgres_peer, "Poller", SimulatedPoller),
             patch.object(postgres_peer.PostgresPeer, "connect_async", connect_postgres),
             patch.object(redis.connection.Connection, "_connect", connect_redis),

@@ -6,6 +6,7 @@ session replaces one reply by an error or an invalid reply.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -21,8 +22,10 @@ from headgate.algorithms import (
     decide_all,
 )
 from headgate.algorithms.windows import Windows
+from headgate.clock import WallClock
 from headgate.decision import Verdict
 from headgate.errors import CostTooHigh
+from headgate.stores.sqlite_queues import SCHEMA, Tickets
 from tests.simulation.network import Link, Network
 
 
@@ -91,6 +94,16 @@ class ServerRequest(NamedTuple):
     receipts: Sequence[tuple[int, ...]] = ()
 
 
+class ServerClock(WallClock):
+    """The clock of a server, for the queues of `Tickets`."""
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+
+    def now_us(self) -> int:
+        return self._now_us()
+
+
 class Server:
     """Base class of the servers.
 
@@ -112,6 +125,10 @@ class Server:
         self.network = network
         self.now_us = network.now_us
         self.states: dict[bytes, State] = {}
+        self.tickets = Tickets(ServerClock(network.now_us))
+        self._queues = sqlite3.connect(":memory:", check_same_thread=False)
+        for statement in SCHEMA:
+            self._queues.execute(statement)
         self.is_up = True
         self.is_replica = False
         self.silent_until = 0.0
@@ -148,6 +165,13 @@ class Server:
             self._write(keys, after)
             return verdicts, [*map(_receipt, algorithms, before, after, costs, receipts)]
         return [], []
+
+    def queue(self, queue: bytes, ticket: str, priority: int, lasting_us: int) -> bool:
+        """Let a waiting call enter a queue, stay in it or leave it; return whether it is first. No message arrives."""
+        if lasting_us:
+            return self.tickets.enter(queue, ticket, priority, lasting_us, self._queues)
+        self.tickets.leave(queue, ticket, self._queues)
+        return False
 
     def _write(self, keys: Sequence[bytes], after: Sequence[State | None]) -> None:
         for key, state in zip(keys, after, strict=True):

@@ -15,6 +15,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import headgate._sync.waiting as waiting
 import headgate.stores.redis.peer as redis_peer
 import headgate.stores.remote.batching as batching
 import headgate.stores.remote.connecting as connecting
@@ -204,7 +205,7 @@ class Scheduler(Timeline):
         with contextlib.ExitStack() as stack:
             for target, name, value in (
                 (driver, "threading", SimpleNamespace(RLock=lambda: SimulatedRLock(self))),
-                (driver, "WakeUp", lambda: SimulatedWakeUp(self)),
+                *((module, "Event", lambda: SimulatedEvent(self)) for module in (driver, waiting)),
                 (connecting, "start_new_thread", self.spawn),
                 (redis_peer, "Poller", SimulatedPoller),
                 (Circuit, "_call_later", staticmethod(call_later)),
@@ -245,16 +246,28 @@ class SimulatedRLock:
         return self._count if self._is_owned() else 0
 
 
-class SimulatedWakeUp:
-    """A signal from one thread to another."""
+class SimulatedEvent:
+    """An event of the driver, or of a waiting call."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.is_over = self._is_set = False
         self._scheduler = scheduler
+
+    @property
+    def is_dead(self) -> bool:
+        return self.is_over
+
+    def wait(self, seconds: float) -> bool:
+        was_set = self._scheduler.wait(lambda: self._is_set, seconds)
+        self._is_set = self._is_set and not was_set
+        return was_set
+
+    def set(self) -> bool:
+        self._is_set = True
+        return not self.is_over
+
+    def clear(self) -> None:
         self._is_set = False
 
-    def wait(self, seconds: float) -> None:
-        if self._scheduler.wait(lambda: self._is_set, seconds):
-            self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
+    def time(self) -> float:
+        return self._scheduler.time()

@@ -45,6 +45,7 @@ CORE = (
     "unit/http/test_frozen.py",
     "unit/http/test_headers.py",
     *(f"conformance/test_{name}.py" for name in ("vectors", "memory", "async_memory", "async_sqlite")),
+    "integration/test_queues.py",
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
 ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("build", "extras", "platforms", "races", "refunds"))

@@ -21,7 +21,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
-from headgate.policy import PERMISSIONS, Permission, Policy, TokenPolicy
+from headgate.policy import PERMISSIONS, AsyncLivePolicy, Permission, TokenPolicy
 from headgate_server.logs import AUDIT, STRANGER
 from headgate_server.problems import ApiProblem, Field
 
@@ -70,55 +70,65 @@ class Access(NamedTuple):
     name: str = ""
 
 
-def check_access(
-    policy: Policy,
-    needed: Needed,
-    scope: Mapping[str, Any],
-    fields: HeaderFields,
-    *,
-    had_tokens: bool = False,
-) -> Access:
-    """Check the permission of a request, and return the access of its caller.
+class AccessControl:
+    """Checks requests by the newest policy.
 
     Args:
-        policy: The current policy.
-        needed: The permission that the request needs.
-        scope: The request.
-        fields: Its header fields.
+        live: The policy.
+
+    Attributes:
         had_tokens: Whether the policy ever had tokens. If they are removed, every request is refused, because a truncated
             file must not open the server.
-
-    Raises:
-        ApiProblem: 401 without a valid token; 403 if the token lacks the permission, or without tokens if the request may
-            come from another machine; 421 if its `Host` is not a loopback name.
     """
-    tokens = policy.server.tokens
-    if not tokens and not had_tokens:
-        if needed == "gate":
-            _check_local_proxy(scope)
-        else:
-            _check_local(scope, fields)
-        return _EVERYTHING
-    if needed == "nothing":
-        return _NOTHING
-    if not tokens:
-        raise ApiProblem(
-            403,
-            "the policy no longer has tokens; add them again, or restart the server to run it without",
-        )
-    try:
-        return _check_token(tokens, needed, fields)
-    except ApiProblem as problem:
-        if problem.fields != (_CHALLENGE,):  # browsers start without a token
-            client = (scope.get("client") or ("an unknown address",))[0]
-            is_stranger = problem.status == 401
-            audit.warning(
-                "refused a request from %s: %s",
-                client,
-                problem.detail,
-                extra={STRANGER: f"{client}: {problem.detail}"} if is_stranger else None,
+
+    def __init__(self, live: AsyncLivePolicy) -> None:
+        self._live = live
+        self.had_tokens = False
+        self._update()
+        live.on_change(self._update)
+
+    def _update(self) -> None:
+        self.had_tokens |= bool(self._live.policy.server.tokens)
+
+    def check(self, needed: Needed, scope: Mapping[str, Any], fields: HeaderFields) -> Access:
+        """Check the permission of a request, and return the access of its caller.
+
+        Args:
+            needed: The permission that the request needs.
+            scope: The request.
+            fields: Its header fields.
+
+        Raises:
+            ApiProblem: 401 without a valid token; 403 if the token lacks the permission, or without tokens if the request
+                may come from another machine; 421 if its `Host` is not a loopback name.
+        """
+        tokens = self._live.policy.server.tokens
+        if not tokens and not self.had_tokens:
+            if needed == "gate":
+                _check_local_proxy(scope)
+            else:
+                _check_local(scope, fields)
+            return _EVERYTHING
+        if needed == "nothing":
+            return _NOTHING
+        if not tokens:
+            raise ApiProblem(
+                403,
+                "the policy no longer has tokens; add them again, or restart the server to run it without",
             )
-        raise
+        try:
+            return _check_token(tokens, needed, fields)
+        except ApiProblem as problem:
+            if problem.fields != (_CHALLENGE,):  # browsers start without a token
+                client = (scope.get("client") or ("an unknown address",))[0]
+                is_stranger = problem.status == 401
+                audit.warning(
+                    "refused a request from %s: %s",
+                    client,
+                    problem.detail,
+                    extra={STRANGER: f"{client}: {problem.detail}"} if is_stranger else None,
+                )
+            raise
 
 
 _NOTHING = Access(frozenset())

@@ -17,7 +17,7 @@ import msgspec
 from headgate import StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, PolicyError
-from headgate_server.access import HeaderFields, check_access, header_fields
+from headgate_server.access import AccessControl, HeaderFields, header_fields
 from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
 from headgate_server.events import STALLED, Events
@@ -103,7 +103,7 @@ class App:
         )
         self._operations = Operations(live, self._book, statistics)
         self._idempotent = IdempotentCalls(problem_from)
-        self._had_tokens = bool(live.policy.server.tokens)
+        self._access = AccessControl(live)
         live.on_change(self._check_tokens)
         table = endpoints(self._operations, self._events, statistics.history, self._candidates, metrics, demo)
         table += gate_routes(ProxyGate(live))
@@ -146,7 +146,7 @@ class App:
         path = scope.get("raw_path") or quote(scope["path"]).encode()
         endpoint, values = self._router.find(scope["method"], path)
         policy, fields = self.live.policy, header_fields(scope["headers"])
-        access = check_access(policy, endpoint.needs, scope, fields, had_tokens=self._had_tokens)
+        access = self._access.check(endpoint.needs, scope, fields)
         arguments: tuple[Any, ...] = values
         if endpoint.takes is not None:
             largest = policy.server.largest_body
@@ -196,13 +196,7 @@ class App:
     def _may_read(self, scope: Scope) -> bool:
         """Return whether a client may still read a stream; its token may have been removed from the policy."""
         try:
-            check_access(
-                self.live.policy,
-                "token",
-                scope,
-                header_fields(scope["headers"]),
-                had_tokens=self._had_tokens,
-            )
+            self._access.check("token", scope, header_fields(scope["headers"]))
         except ApiProblem:
             return False
         return True
@@ -211,12 +205,10 @@ class App:
 
     def _check_tokens(self) -> None:
         """Log that a reload removed the last token, so that no request is permitted from now on."""
-        has_tokens = bool(self.live.policy.server.tokens)
-        if self._had_tokens and not has_tokens:
+        if self._access.had_tokens and not self.live.policy.server.tokens:
             logger.error(
                 "the last token was removed from the policy: no request is permitted until it has tokens or a restart"
             )
-        self._had_tokens |= has_tokens
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         tasks: list[asyncio.Task[None]] = []

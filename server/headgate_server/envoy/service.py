@@ -16,7 +16,7 @@ from grpc import aio
 
 from headgate import ConfigError
 from headgate.policy import AsyncLivePolicy
-from headgate_server.access import check_access
+from headgate_server.access import AccessControl
 from headgate_server.envoy.decisions import EnvoyDecisions
 from headgate_server.envoy.messages import (
     NOT_SERVING,
@@ -54,7 +54,7 @@ class EnvoyService:
         self._live = live
         self._address = address
         self._decisions = EnvoyDecisions(live)
-        self._had_tokens = bool(live.policy.server.tokens)
+        self._access = AccessControl(live)
         self._server: Any = None
         self._stopping = asyncio.Event()
 
@@ -106,9 +106,7 @@ class EnvoyService:
             await self._server.stop(GRACE_SECONDS)
 
     async def _should_rate_limit(self, request: Any, context: Any) -> Any:
-        tokens = self._live.policy.server.tokens
-        if tokens or self._had_tokens:
-            self._had_tokens = True
+        if self._access.had_tokens:
             await self._check_token(context)
         return await self._decisions.decide(request, context.time_remaining())
 
@@ -116,9 +114,7 @@ class EnvoyService:
         metadata = context.invocation_metadata() or ()
         fields = {name.encode(): value.encode() for name, value in metadata if isinstance(value, str)}
         try:
-            check_access(
-                self._live.policy, "gate", {"client": (context.peer(),)}, fields, had_tokens=self._had_tokens
-            )
+            self._access.check("gate", {"client": (context.peer(),)}, fields)
         except ApiProblem as problem:
             is_unknown = problem.status == 401
             code = grpc.StatusCode.UNAUTHENTICATED if is_unknown else grpc.StatusCode.PERMISSION_DENIED

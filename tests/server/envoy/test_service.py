@@ -64,10 +64,11 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(policy: str) -> AsyncIterator[tuple[EnvoyService, Client]]:
+async def serving(policy: str | AsyncLivePolicy) -> AsyncIterator[tuple[EnvoyService, Client]]:
     """Serve a policy by gRPC."""
     address = f"127.0.0.1:{find_free_port()}"
-    async with AsyncLivePolicy(parse_policy(policy)) as live, aio.insecure_channel(address) as channel:
+    policy = AsyncLivePolicy(parse_policy(policy)) if isinstance(policy, str) else policy
+    async with policy as live, aio.insecure_channel(address) as channel:
         service = EnvoyService(live, address)
         await service.start()
         try:
@@ -107,6 +108,20 @@ async def test_token_with_the_permission_of_proxies_is_needed() -> None:
             with pytest.raises(grpc.RpcError) as error:
                 await client.ask(asked, metadata=metadata)
             assert error.value.code() is expected  # type: ignore[attr-defined]
+
+
+async def test_service_is_closed_when_reloads_add_and_remove_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text(POLICY)
+    live = AsyncLivePolicy.from_file(file)
+    async with serving(live) as (_, client):
+        assert codes(await client.ask(request({"user": "a"}))) == [OK]
+        for text in (POLICY + TOKENS, POLICY):
+            file.write_text(text)
+            assert live.reload()
+        with pytest.raises(grpc.RpcError) as error:
+            await client.ask(request({"user": "a"}))
+        assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("policy", "code"), [("open", OK), ("closed", OVER_LIMIT)])

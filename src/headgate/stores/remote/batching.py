@@ -272,7 +272,7 @@ class Batcher:
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
 
     def _calls(self) -> Iterator[RemoteCall]:
-        """Return all calls: those that were sent, then those that wait."""
+        """Return the calls that were sent, then the waiting calls."""
         return chain(*[batch.calls for batch in self.batches], self.waiting)
 
     def _send_again(self, calls: list[RemoteCall], *, alone: bool) -> None:

@@ -55,10 +55,10 @@ OLDEST_POSTGRES = (
         f"integration/postgres/test_{name}.py"
         for name in (
             *("bucket_cleanup", "bucket_table"),
-            *("migrations", "notes", "ports", "store"),
+            *("migrations", "notes", "store"),
         )
     ),
-    "integration/test_calendars.py",
+    *(f"integration/test_{name}.py" for name in ("calendars", "extremes")),
     "conformance/test_postgres.py",
     *(
         f"apps/petitions/test_{name}.py"

@@ -23,6 +23,7 @@ from headgate import (
     StoreMisconfigured,
     StoreUnavailable,
     calendar,
+    concurrent,
     fixed_window,
     open_async_store,
     open_store,
@@ -365,6 +366,21 @@ async def test_bad_request_does_not_fail_its_batch(
             assert isinstance(answer, StoreConflict) if key == "bad" else answer
         left = [(await limiter.check(key, 0)).remaining for key in "abcd"]
         assert left == [3, 4, 4, 4]  # each was charged once, though the batch was sent again
+
+
+@pytest.mark.parametrize("state", [[1], [1, 2], [1, 2, 3, 4, 5], [1] * 11])
+@pytest.mark.parametrize(
+    "rule",
+    [*(make("5/day") for make in ALL_KINDS), calendar("5/day"), concurrent(5, lease="60s")],
+    ids=lambda rule: rule.kind,
+)
+def test_state_of_another_kind_is_a_conflict(
+    store: PostgresStore, name: str, connection: psycopg.Connection, rule: Rule, state: list[int]
+) -> None:
+    limiter = Limiter(rule, name=name, store=store, on_store_error="raise")
+    connection.execute("INSERT INTO headgate_states VALUES (%s, %s, 0)", (key_of(name, rule, "a"), state))
+    with pytest.raises(StoreConflict):
+        limiter.hold("a")
 
 
 # --- Event loops and closing --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Stores for the tests of holds: each kind that keeps notes, with a separate namespace for one test."""
+"""Types of stores, and a shortcut, for the tests of holds."""
 
 from __future__ import annotations
 

@@ -112,13 +112,18 @@ def _bench(options: argparse.Namespace) -> int:
         width = max(len(name) for name, _ in stores)
         for name, url in stores:
             try:
-                measured = asyncio.run(measure(url, options.seconds, options.tasks))
+                measured = asyncio.run(_measure_store(name, url, options))
             except HeadgateError as error:
                 failed = True
                 print(f"{name:<{width}}  {redact(str(error))}")
             else:
                 print(f"{name:<{width}}  {_line(measured)}", flush=True)
     return 1 if failed else 0
+
+
+async def _measure_store(name: str, url: str, options: argparse.Namespace) -> Measured:
+    print(f"measuring {name}", file=sys.stderr)
+    return await measure(url, options.seconds, options.tasks)
 
 
 def _line(measured: Measured) -> str:

@@ -26,6 +26,8 @@ def test_memory_and_sqlite_are_always_measured(capsys: pytest.CaptureFixture[str
     assert all(re.fullmatch(LINE, line) for line in lines)
     assert error.splitlines() == [
         "4 concurrent tasks, one rule, 0.05 s per store",
+        "measuring memory",
+        "measuring sqlite",
     ]
 
 

@@ -103,7 +103,7 @@ def test_ctrl_c_is_130_without_a_traceback() -> None:
         text=True,
     ) as process:
         assert process.stderr is not None
-        assert any("concurrent tasks" in line for line in process.stderr)
+        assert any("measuring memory" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
         assert "Traceback" not in process.stderr.read()

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from headgate._fork import watch
-from headgate.errors import HeadgateError
 from headgate.stores.queues import WakeUps
 
 logger = logging.getLogger("headgate")
@@ -89,7 +88,7 @@ class WakeListener(WakeUps):
                 for ticket in subscription.receive(CHECK_EVERY):
                     self.works = True
                     self.wake(ticket)
-            except HeadgateError as error:
+            except Exception as error:  # noqa: BLE001 - a driver's defect must not end this thread
                 logger.info("waiting calls poll their store, because it cannot wake them: %s", error)
                 self.works = False
                 if subscription is not None:

@@ -434,13 +434,16 @@ local function queueing()
 
   -- Removes expired tickets from the front, and returns the first ticket, its tag, and whether any was removed.
   local function first_of(order, tickets)
-    local has_changed = false
+    local fronts, has_changed = {}, false
+    for priority = 1, HIGHEST_PRIORITY do
+      fronts[priority] = end_of("ZRANGEBYLEX", order, priority)
+    end
     while true do
-      local first
+      local first, its_priority
       for priority = HIGHEST_PRIORITY, 1, -1 do
-        local member = end_of("ZRANGEBYLEX", order, priority)
+        local member = fronts[priority]
         if member and (not first or tag_of(member) < tag_of(first)) then
-          first = member
+          first, its_priority = member, priority
         end
       end
       if not first then
@@ -453,6 +456,7 @@ local function queueing()
       end
       call("ZREM", order, first)
       call("HDEL", tickets, ticket)
+      fronts[its_priority] = end_of("ZRANGEBYLEX", order, its_priority)
       has_changed = true
     end
   end

@@ -51,7 +51,7 @@ class Connecting(Generic[W]):
     def _run(self) -> None:
         try:
             self.wire = self._connect()
-        except BaseException as error:  # noqa: BLE001  # it is for those that wait
+        except BaseException as error:  # noqa: BLE001  # waiting calls receive it
             self.error = error
         self._on_over()
         if not self._is_wanted and self.wire is not None:

@@ -15,6 +15,7 @@ one count. The functions of a limit (`key`, `cost`, …) take the request and ma
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Unpack
@@ -127,7 +128,10 @@ def install(
         try:
             for found in limits_around(outer, own, None):
                 await found.decide(request)
-            return await handler(request)
+            response = await handler(request)
+            if exchange.places and outer_exchange is None:
+                await _send(request, response)  # the places are released when the body was sent
+            return response
         except RefusedRequest as refused:
             return _response(refused.answer)
         except (RateLimited, CostTooHigh) as error:
@@ -147,6 +151,12 @@ def install(
     app.middlewares.append(rate_limits)
     app.on_startup.append(_check)
     app.on_response_prepare.append(_put_fields)
+
+
+async def _send(request: web.Request, response: web.StreamResponse) -> None:
+    with suppress(ConnectionError):  # the client left; aiohttp notices it, too
+        await response.prepare(request)
+        await response.write_eof()
 
 
 async def _check(app: web.Application) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from litestar import Litestar, get
 from litestar.middleware import DefineMiddleware
 from quart import Quart, Response, request
 
-from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, RateLimited
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, RateLimited, concurrent
 from headgate.http import by_all, by_route
 from headgate.http.aiohttp import exempt, install, limit, scope_of
 from headgate.http.asgi import RateLimitMiddleware, answer_refusal, raised_answer
@@ -113,6 +114,43 @@ class TestAiohttp:
             await client.get("limited")
         for name in ("application", f"{__name__}.ok"):
             assert Limiter("9/minute", name=name, store=store).check("127.0.0.1", 0).remaining == 8
+
+    async def test_body_sent_after_the_handler_holds_its_place(self) -> None:
+        limiter = AsyncLimiter(concurrent(1, lease="60s"))
+        free: list[bool] = []
+
+        async def parts() -> AsyncIterator[bytes]:
+            free.append(bool(await limiter.check("127.0.0.1")))
+            yield b"a"
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=parts())
+
+        async with aiohttp_client(limit(limiter), stream=stream) as client:
+            assert [(await client.get("stream")).text for _ in range(2)] == ["a", "a"]
+        assert free == [False, False]
+
+    async def test_client_that_leaves_frees_its_place(self, caplog: pytest.LogCaptureFixture) -> None:
+        limiter = AsyncLimiter(concurrent(1, lease="60s"))
+        gone = asyncio.Event()
+
+        async def parts() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(100_000)
+            finally:
+                gone.set()
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=parts())
+
+        async with aiohttp_client(limit(limiter), stream=stream) as client:
+            async with client.stream("GET", "stream") as response:
+                assert response.status_code == 200
+            await gone.wait()
+            while not await limiter.check("127.0.0.1"):  # noqa: ASYNC110  # a release has no event
+                await asyncio.sleep(0)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
     async def test_configuration_errors_name_the_fix(self) -> None:
         with pytest.raises(ConfigError, match="install"):

@@ -123,9 +123,10 @@ class Program:
         """End in the middle of the calls: cancel them, and close the store."""
         await asyncio.sleep(self._random.random() * self._plan.calls * max(self._plan.thinks, 0.001))
         self._left = 0
-        for call in list(self.calls):
-            call.cancel()
-        await asyncio.sleep(0)
+        for _ in range(2):  # the calls of a burst may be there one turn later
+            for call in list(self.calls):
+                call.cancel()
+            await asyncio.sleep(0)
         await self.store.aclose()
 
     async def close(self) -> None:

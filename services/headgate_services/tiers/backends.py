@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError, WatchError
 
 from headgate import Decision, Limiter, MemoryStore, Quota, StoreConflict, token_bucket
 from headgate.clock import MICROSECONDS, Clock, SteadyClock
@@ -169,17 +170,8 @@ class AtomicBackend:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
-class RedisConnection(Protocol):
-    """The methods of redis-py's connections that are used here."""
-
-    def pack_commands(self, commands: Sequence[Sequence[object]]) -> Sequence[bytes]: ...
-    async def send_packed_command(self, command: Sequence[bytes]) -> None: ...
-    async def read_response(self, *, disable_decoding: bool) -> Any: ...
-    async def disconnect(self, nowait: bool) -> None: ...
-
-
 class PipelineBackend:
-    """Reads and writes in two round trips, for servers without scripts.
+    """Reads, decides here, and writes, for servers without scripts.
 
     With WATCH, the write fails if another client wrote in between; then the request is decided again. A refusal writes
     nothing, so each lost race means that another request was admitted. Requests of this process for the same key wait for
@@ -202,58 +194,30 @@ class PipelineBackend:
             RedisError: The server cannot be reached, or refuses a command.
             StoreConflict: The stored value is not a bucket.
         """
-        async with self._turns[hash(key) % _TURNS]:
-            # A pipeline of redis-py sends WATCH and the reads one by one; on a connection they are sent together.
-            pool: Any = self._client.connection_pool
-            connection: RedisConnection = await pool.get_connection()
-            try:
-                return await self._decide(connection, bucket, key, cost)
-            except BaseException:
-                await connection.disconnect(nowait=True)  # ends WATCH and discards unread replies
-                raise
-            finally:
-                await pool.release(connection)
+        async with self._turns[hash(key) % _TURNS], self._client.pipeline() as pipeline:
+            return await self._decide(pipeline, bucket, key, cost)
 
-    async def _decide(self, connection: RedisConnection, bucket: Bucket, key: str, cost: int) -> Outcome:
+    async def _decide(self, pipeline: Any, bucket: Bucket, key: str, cost: int) -> Outcome:
         tokens_key, time_key = state_keys(key)
-        refusal: Outcome | None = None
         for _ in range(MOST_TRIES):
-            read = [("WATCH", tokens_key, time_key), ("GET", tokens_key), ("GET", time_key), ("TIME",)]
-            _, tokens, since, clock = await _exchange(connection, read)
-            now_us = int(clock[0]) * MICROSECONDS + int(clock[1])
-            if self._clock is not None:
-                now_us = self._clock.now_us()
+            await pipeline.watch(tokens_key, time_key)
+            tokens, since = await pipeline.get(tokens_key), await pipeline.get(time_key)
+            seconds, microseconds = await pipeline.time()
+            now_us = seconds * MICROSECONDS + microseconds if self._clock is None else self._clock.now_us()
             after, outcome = bucket.take(_contents(tokens, since, tokens_key), now_us, cost, "pipeline")
             if after is None:
-                await _exchange(connection, [("UNWATCH",)])
                 return outcome
-            write = [
-                ("MULTI",),
-                ("SETEX", tokens_key, bucket.ttl, f"{after.tokens:.17g}"),
-                ("SETEX", time_key, bucket.ttl, f"{after.time_us / MICROSECONDS:.6f}"),
-                ("EXEC",),
-            ]
-            if (await _exchange(connection, write))[-1] is not None:
+            pipeline.multi()
+            for name, value in (
+                (tokens_key, f"{after.tokens:.17g}"),
+                (time_key, f"{after.time_us / MICROSECONDS:.6f}"),
+            ):
+                pipeline.execute_command("SETEX", name, bucket.ttl, value)
+            with suppress(WatchError):
+                await pipeline.execute()
                 return outcome
-            refusal = bucket.outcome(False, 1, outcome.remaining, now_us, "pipeline")
         # Every attempt lost against an admitted request, so refuse this one.
-        assert refusal is not None
-        return refusal
-
-
-async def _exchange(connection: RedisConnection, commands: Sequence[Sequence[object]]) -> list[Any]:
-    """Send commands together, and return their replies."""
-    await connection.send_packed_command(connection.pack_commands(commands))
-    replies: list[Any] = []
-    failure: ResponseError | None = None
-    for _ in commands:
-        try:
-            replies.append(await connection.read_response(disable_decoding=True))
-        except ResponseError as error:  # raised after the other replies were read
-            failure = failure or error
-    if failure is not None:
-        raise failure
-    return replies
+        return bucket.outcome(False, 1, outcome.remaining, now_us, "pipeline")
 
 
 def _contents(tokens: bytes | None, since: bytes | None, key: str) -> Contents | None:

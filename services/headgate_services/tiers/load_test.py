@@ -115,7 +115,7 @@ async def _run_mode(redis_url: str, atomic: bool, seconds: float, clients: int) 
         run = await _load(instances, f"{key}:steady", seconds, clients)
         for check in _load_checks(run):
             yield check
-        yield await _ttl_check(client, f"{key}:steady")
+        yield await _ttl_check(redis_url, f"{key}:steady")
         used = burst.backends + run.backends
         mode = "atomic" if atomic else "pipeline"
         yield Check("no errors and no fallback", set(used) == {mode}, f"answers of {dict(used)}")
@@ -151,8 +151,9 @@ def _load_checks(run: Run) -> Iterator[Check]:
     )
 
 
-async def _ttl_check(client: Redis, key: str) -> Check:
+async def _ttl_check(redis_url: str, key: str) -> Check:
     least = ceil(STEADY.capacity / STEADY.refill_rate)
-    ttls = [await client.ttl(name) for name in state_keys(key)]
+    async with Redis.from_url(redis_url) as client:
+        ttls = [await client.ttl(name) for name in state_keys(key)]
     passed = all(least - 1 <= ttl <= STEADY.ttl for ttl in ttls)
     return Check("both keys expire after the bucket is full", passed, f"{ttls} of {STEADY.ttl} s")

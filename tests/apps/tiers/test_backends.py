@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from headgate.clock import SteadyClock
 from headgate.testing import FakeClock
@@ -178,14 +179,14 @@ async def test_races_are_not_lost_for_ever(
 def _write_in_between(
     monkeypatch: pytest.MonkeyPatch, plain: redis.Redis, key: str, balances: Iterator[str]
 ) -> None:
-    exchange = backends_module._exchange
+    execute = Pipeline.execute
 
-    async def write_first(connection: Any, commands: Any) -> Any:
-        if commands[0][0] == "MULTI" and (balance := next(balances, None)) is not None:
+    async def write_first(pipeline: Any) -> Any:
+        if (balance := next(balances, None)) is not None:
             plain.set(f"ratelimit:{key}:tokens", balance)
-        return await exchange(connection, commands)
+        return await execute(pipeline)
 
-    monkeypatch.setattr(backends_module, "_exchange", write_first)
+    monkeypatch.setattr(Pipeline, "execute", write_first)
 
 
 @both_modes

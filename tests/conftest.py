@@ -1,4 +1,4 @@
-"""What all suites share."""
+"""Settings and fixtures of all suites."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.searching import EXAMPLES, USUAL
 
-# No deadline: how long an example takes on a busy machine proves nothing. No example database: a run must not depend on
-# the runs before it. The same examples each time: what a change breaks shows with that change and not with a later one.
-# Who asks for more of them (HEADGATE_TEST_EXAMPLES) searches, and gets new ones.
+# No deadline: durations on a busy machine prove nothing. No example database: a run must not depend on earlier runs.
+# Fixed examples: a failure must appear with the change that causes it. HEADGATE_TEST_EXAMPLES raises the number of examples
+# and makes them random.
 settings.register_profile(
     "headgate",
     deadline=None,
@@ -28,14 +28,14 @@ settings.load_profile("headgate")
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of garbage collection: else it is looked through again and again."""
+    """Exclude imported modules and collected tests from garbage collection, which would scan them repeatedly."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make HTTP clients, also of child processes, load one certificate authority: loading all of them takes 40 ms of CPU."""
+    """Limit HTTP clients, also in child processes, to one certificate authority: loading all of them takes 40 ms of CPU."""
     end = "-----END CERTIFICATE-----\n"
     first, _, _ = Path(certifi.where()).read_text(encoding="utf-8").partition(end)
     authority = tmp_path_factory.mktemp("authorities") / "authority.pem"

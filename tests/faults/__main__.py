@@ -1,7 +1,7 @@
-"""Run rounds of faults on every store until the time is over: `python -m tests.faults`; `--help` lists its options.
+"""Run rounds of faults on every store for a given time: `python -m tests.faults`; `--help` lists the options.
 
-Each round prints a line with its figures and the totals. A violation ends with exit code 1. Its history is kept in a
-folder, complete and reduced to the relevant calls; `--replay FILE` checks it again.
+Each round prints a line with its figures and the totals. After a violation the exit code is 1, and a folder contains the
+history of the round, complete and reduced to the relevant calls; `--replay FILE` checks a history again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.faults.rounds import Outcome, Round
 from tests.faults.shrinking import shrink
 
 ROUNDS_PER_START = 3
-"""Rounds after which servers are started again."""
+"""Number of rounds after which servers are restarted."""
 
 CALM_ONE_IN = 4
 """One round in this many has no faults; calls are still cancelled and interrupted."""
@@ -39,11 +39,11 @@ GOALS = {
     ("sqlite",): 10**6,
     ("server", "server-redis"): 10**6,
 }
-"""How many decisions a long run makes on the stores of a kind, all together."""
+"""Goals of a long run: the number of decisions per group of stores."""
 
 SHOWN = 5
 QUICK = Path("/dev/shm")
-"""Files in memory, where there are such: servers that wait for the disk are quick there."""
+"""A folder in memory, if the system has one: there, servers that sync to disk are fast."""
 
 
 class Report:
@@ -59,14 +59,14 @@ class Report:
         self.broken_off = 0
 
     def is_reached(self, place: str) -> bool:
-        """Return whether the stores of a kind have made as many decisions as a long run does."""
+        """Return whether the group of a store has reached its goal."""
         return any(place in kind and self._made(kind) >= goal for kind, goal in GOALS.items())
 
     def _made(self, kind: tuple[str, ...]) -> int:
         return sum(self.decisions[place] for place in kind)
 
     def add(self, place: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
-        """Count a round, print it, and keep it if something is wrong."""
+        """Count and print a round, and save its history if there are violations or failures."""
         calls = outcome.history.calls if outcome.is_judged else []
         decisions = sum(call.times for call in calls if call.outcome in ("admitted", "refused"))
         self.decisions[place] += decisions
@@ -88,7 +88,7 @@ class Report:
         self.folder.mkdir(parents=True, exist_ok=True)
         whole = self.folder / f"{place}-{seed}.jsonl"
         save(outcome.history, whole)
-        print(f"    kept in {whole}")
+        print(f"    saved to {whole}")
         for failure in outcome.failures:
             print(f"    {failure}")
         for violation in outcome.violations[:SHOWN]:
@@ -97,7 +97,7 @@ class Report:
             first = outcome.violations[0]
             small = whole.with_suffix(".small.jsonl")
             save(shrink(outcome.history, first), small)
-            print(f"    the calls that matter of the first one: {small}", flush=True)
+            print(f"    relevant calls of the first violation: {small}", flush=True)
 
     def close(self) -> int:
         """Print the totals, and return the exit code."""
@@ -109,9 +109,9 @@ class Report:
         for fault, times in self.faults.most_common():
             print(f"{fault:<25} {times:>6,}")
         if self.broken_off:
-            print(f"{self.broken_off} rounds broke off, because a server did not come back in time")
+            print(f"{self.broken_off} rounds were aborted, because a server did not restart in time")
         if self.unjudged:
-            print(f"{self.unjudged} rounds were not judged: the machine's clock was set meanwhile")
+            print(f"{self.unjudged} rounds were not checked, because the machine's clock was changed")
         print(
             f"{self.decisions.total():,} decisions, {self.faults.total():,} faults, {self.violations} violations"
         )
@@ -123,30 +123,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Prove the promises of every store under faults.")
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("FAULT_MINUTES", "10")))
     parser.add_argument(
-        "--seed", type=int, default=None, help="of all random choices; default: another one each time"
+        "--seed", type=int, default=None, help="seed of all random choices; default: a random seed"
     )
-    parser.add_argument("--store", action="append", choices=PLACES, help="only this one; may be repeated")
-    parser.add_argument("--calls", type=int, default=10_000, help="how many each worker makes in a round")
-    parser.add_argument("--burst", type=int, default=1, help="how many hits a call makes at once at most")
+    parser.add_argument("--store", action="append", choices=PLACES, help="only this store; may be repeated")
+    parser.add_argument("--calls", type=int, default=10_000, help="calls of each worker in a round")
+    parser.add_argument("--burst", type=int, default=1, help="maximum number of hits in a burst")
     parser.add_argument("--load", type=int, default=1, help="factor of the limits, for large bursts")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long a round takes at most")
-    parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults at most")
-    parser.add_argument("--deadline", type=float, help="of calls to remote stores, for a busy machine")
+    parser.add_argument("--seconds", type=float, default=15.0, help="maximum duration of a round")
+    parser.add_argument("--gap", type=float, default=1.0, help="maximum seconds between two faults")
+    parser.add_argument(
+        "--deadline", type=float, help="deadline of calls to remote stores in seconds, for a busy machine"
+    )
     parser.add_argument(
         "--goals",
         action="store_true",
-        help="leave stores whose goal of a long run is reached, and end with the last",
+        help="skip stores that have reached the goal of a long run; stop when all have",
     )
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--keep", type=Path, default=Path("faults"), help="folder for histories of failures")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="only check a history that was kept")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="only check a saved history")
     arguments = parser.parse_args()
     if arguments.replay:
         return replay(arguments.replay)
     if QUICK.is_dir() and shutil.disk_usage(QUICK).free > 2**30:
         tempfile.tempdir = str(QUICK)
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
-    print(f"seed {seed}, {arguments.minutes:g} minutes, failures are kept in {arguments.keep}/")
+    print(f"seed {seed}, {arguments.minutes:g} minutes, failures are saved to {arguments.keep}/")
     report = Report(arguments.keep)
     places = {name: partial(PLACES[name], arguments.load) for name in arguments.store or PLACES}
     is_over = report.is_reached if arguments.goals else lambda name: False
@@ -164,9 +166,9 @@ def main() -> int:
         )
         try:
             report.add(place.name, round_seed, one.run(), calm=calm)
-        except (AssertionError, ServerError) as error:  # a server that has not come back, on a busy machine
+        except (AssertionError, ServerError) as error:  # on a busy machine, a server did not restart in time
             report.broken_off += 1
-            print(f"    {place.name}, seed {round_seed}: the round broke off: {error}", flush=True)
+            print(f"    {place.name}, seed {round_seed}: the round was aborted: {error}", flush=True)
             place.is_broken = True
     return report.close()
 
@@ -177,7 +179,7 @@ def rounds(
     minutes: float,
     is_over: Callable[[str], bool],
 ) -> Iterator[tuple[Place, int, bool]]:
-    """Yield a store, a seed and whether to be calm, one store after the other, until the time or all of them are over."""
+    """Yield a store, a seed and whether to omit faults, for each round until the time or all stores are over."""
     due = time.monotonic() + 60 * minutes
     while not all(map(is_over, places)):
         for name, open_place in places.items():
@@ -193,7 +195,7 @@ def rounds(
 
 
 def replay(path: Path) -> int:
-    """Check a history that was kept; return the exit code."""
+    """Check a saved history; return the exit code."""
     found = check(load(path))
     for violation in found:
         print(violation)

@@ -1,7 +1,7 @@
 """A thread or task that makes random calls of limiters and records them.
 
-It is written once for threads and tasks, real and simulated ones. In a thread its coroutine never waits, so that
-`run_at_once` runs it to its end.
+Real and simulated threads and tasks run the same code. In a thread its coroutine never suspends, so `run_at_once` can run
+it to completion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.faults.recording import Recorder
 from tests.faults.traffic import Subject
 
 OPEN_HOLDS = 3
-"""Holds that one actor keeps open; further ones are dropped, as by a holder that crashed."""
+"""Maximum number of open holds of one actor. It abandons further holds, like a crashed process."""
 
 
 class Interrupted(Exception):
@@ -30,17 +30,17 @@ class Host(Protocol):
     """The process of an actor.
 
     Attributes:
-        subjects: The limiters that are called, by name.
-        limiters: The same limiters; others after a reload.
-        recorder: The history.
+        subjects: Definitions of the limiters, by name.
+        limiters: The limiters, by name; a reload replaces them.
+        recorder: The recorder of the calls.
         in_tasks: Whether actors are tasks rather than threads.
         policy: The failure policy of the limiters.
-        is_certain: Whether a settlement or reset that raises nothing was carried out.
-        quotas: Whether calls may bring their own quotas.
-        waits: The share of hits that wait.
+        is_certain: Whether a settlement or reset was certainly carried out if it raised no exception.
+        quotas: Whether calls may pass the argument `quota`.
+        waits: The share of `wait` among hits.
         resets: The share of calls that reset a key.
         exits: Whether calls must be tasks in `calls`, because the process cancels them when it exits.
-        calls: The calls in progress, in their order.
+        calls: The calls in progress, in the order of their start.
     """
 
     subjects: dict[str, Subject]
@@ -56,16 +56,16 @@ class Host(Protocol):
     calls: dict[asyncio.Future[Any], None]
 
     def now(self) -> int:
-        """Return the time in microseconds, by the clock of the store."""
+        """Return the time of the store's clock in microseconds."""
 
     def is_over(self) -> bool:
-        """Return whether to end; asked once for each call."""
+        """Return whether actors must stop; called once per call."""
 
     def pick_key(self, rng: Random) -> str:
         """Return the name of a key."""
 
     def key(self, name: str) -> str:
-        """Return the key of a name in the store."""
+        """Return the key in the store for the name of a key."""
 
     def cancels(self, operation: str) -> float:
         """Return the share of calls that are cancelled."""
@@ -77,7 +77,7 @@ class Host(Protocol):
         """Wait between two calls."""
 
     async def fail(self, operation: str, start: int, error: StoreError) -> None:
-        """Note a call that failed, and wait a little."""
+        """Record the error of a call, and wait briefly."""
 
 
 class OpenHold(NamedTuple):
@@ -98,7 +98,7 @@ class Actor:
         self._holds: list[OpenHold] = []
 
     async def run(self) -> None:
-        """Make one call after the other until it is time to end."""
+        """Make one call after another until the host is over."""
         while not self._host.is_over():
             if self._holds and self._random.random() < 0.45:
                 await self._use_hold()
@@ -164,7 +164,7 @@ class Actor:
         units = hold.cost if isinstance(hold.cost, int) else next(iter(hold.cost.values()))
         choice = rng.random()
         if choice < 0.04:
-            self._holds.remove(entry)  # its holder crashes
+            self._holds.remove(entry)  # abandoned, as if its process had crashed
         elif choice < 0.3:
             cost = rng.choice((units, units, units + 1))
             answer = await self.call(
@@ -182,7 +182,7 @@ class Actor:
     async def call(
         self, operation: str, name: str, key: str, cost: int, make: Callable[[], Any], hold: int | None = None
     ) -> tuple[Any, int] | None:
-        """Make a call and record it; return its answer and number if the store decided."""
+        """Make a call and record it; return its answer and its number if the store made a decision."""
         host, start = self._host, self._host.now()
         number = host.recorder.begin(operation, name, key, cost, start, hold)
         outcome, answer, failure, fields = "unknown", None, None, ()
@@ -196,12 +196,12 @@ class Actor:
         except CostTooHigh:
             outcome = "nothing"
         except RateLimited as error:
-            # A refusal by policy or overload hides whether the store charged.
+            # After a refusal by the failure policy or an overload it is unknown whether the store charged.
             is_certain = host.policy == "raise" and not error.decision.degraded
             outcome = "nothing" if is_certain else "unknown"
         except Interrupted:
             pass
-        except StoreError as error:  # also an overload: the call may have been sent late
+        except StoreError as error:  # includes StoreOverloaded, after which the call may have been sent late
             failure = error
         host.recorder.finish(number, outcome, host.now(), fields)
         if failure is not None:
@@ -209,7 +209,7 @@ class Actor:
         return (answer, number) if outcome in ("admitted", "refused") else None
 
     def _read(self, operation: str, answer: Any) -> tuple[str, Any]:
-        """Return the outcome of a call that returned, and what each rule answered."""
+        """Return the outcome of a call that returned, and the answers of the rules."""
         if operation in ("settle", "reset"):
             return ("done" if self._host.is_certain else "unknown"), ()
         decision = getattr(answer, "decision", answer)
@@ -252,7 +252,7 @@ async def _begin(make: Callable[[], Any], begun: list[bool]) -> Any:
 
 
 def cancel_later(task: asyncio.Future[Any], rng: Random) -> None:
-    """Cancel a call at any await: after some turns of the event loop, or after some time."""
+    """Cancel a call at any await: after a random number of loop iterations, or after a random delay."""
     loop = asyncio.get_running_loop()
     if rng.random() < 0.5:
         loop.call_later(rng.random() ** 2 * 0.002, task.cancel)
@@ -268,7 +268,7 @@ def _cancel_after(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any], tu
 
 
 def run_at_once(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine that never waits."""
+    """Run a coroutine that never suspends."""
     with contextlib.suppress(StopIteration):
         work().send(None)
-        raise AssertionError("the coroutine waits")
+        raise AssertionError("the coroutine suspended")

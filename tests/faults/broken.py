@@ -1,4 +1,4 @@
-"""Stores with bugs that were put into them on purpose. The checker has to find each."""
+"""Stores with seeded bugs; the checker must find each bug."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Leaks:
 
 
 class RenewsAnother:
-    """Renews a lease by taking another one in its place, which is lost if the caller is cancelled."""
+    """Renews a lease by replacing it with a new one, which is lost if the caller is cancelled."""
 
     def __init__(self, gate: Gate, numbers: count[int]) -> None:
         self._gate = gate
         self._current: dict[Any, Any] = {}
-        """The receipt of the lease that has taken the place of another one."""
+        """Receipts of replacement leases, by the receipt of the original lease."""
 
     async def decide(self, request: Request) -> Answer:
         is_renewal = request.operation == "renew"

@@ -1,18 +1,17 @@
-"""Check from a history alone that the limiter kept its promises; name the calls that show a violation.
+"""Check from a history alone that the limiter kept its promises, and report the calls that show a violation.
 
-The moment of a decision is only known to lie between the start and the end of its call, and it is unknown of some calls
-whether they were charged. So each count has two bounds:
+The moment of a decision is only known to lie between the start and the end of its call, and some calls have an unknown
+outcome. The checker therefore computes two bounds of each count at the moment of a decision:
 
-- **certain**: units that every possible order of events has counted at the moment of a decision;
-- **possible**: units that at least one possible order has counted.
+- **certain**: units counted in every possible order of events;
+- **possible**: units counted in at least one possible order of events.
 
-The true count lies between them. A decision is wrong if no count between them explains it, so correct behaviour is
-never reported. The bounds are tight where little happens at once, which is why
-each worker also has private keys.
+The true count lies between them. A decision is reported only if no count between the bounds explains it, so correct
+behaviour is never reported. The bounds are tight where few calls overlap; therefore each worker also has private keys.
 
-All rules but the token bucket count a unit from a moment t until a moment that follows from t alone, unless it is given
-back; they differ in that moment only. A token bucket is bounded by what flows out of it. A renewal is such a moment t for a
-lease that it finds. So the places that are held at the end are those of holds that nobody ended, and no others.
+Every rule except the token bucket counts a unit from a moment t until an expiry that depends on t only, unless the unit is
+returned earlier. These rules differ only in the expiry. The renewal of a live lease sets t to the moment of the renewal. A
+token bucket is bounded by its outflow.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from typing import NamedTuple
 from tests.faults.history import NEVER, SHARED, History, HistoryCall, RuleSpec, VerdictSeen
 
 RETRIES_CHECKED = 8
-"""One in this many refusals has its waiting time checked, which is slow."""
+"""The waiting time of one in this many refusals is checked, because the check is slow."""
 
 CHARGING = ("hit", "hold", "confirm")
 
 DEADLINES = {"settle": 2, "wait": 4}
-"""The number of requests, with a deadline each, of operations that make several: to settle at more units than were held
-takes two, and to wait takes several, and the time between them."""
+"""The number of deadlines that an operation may take, if not one: a settlement above the held units makes two requests, and
+`wait` makes several requests and sleeps between them."""
 
 GRACE_US = 1_000_000
-"""The longest grace period for replies after a process was stopped: as long as the process was late."""
+"""The longest grace period for replies after a process was stopped. The grace period lasts as long as the stop."""
 
 
 class Violation(NamedTuple):
     """A promise that was broken.
 
     Attributes:
-        kind: Which one, in a few words.
+        kind: Kind of the violation.
         limiter: Name of the limiter.
-        key: The key of the count; `*` if the rule counts all of them together.
+        key: The key of the count; `*` if the rule counts all keys together.
         rule: Number of the rule.
-        call: The call that shows it.
-        detail: The figures.
+        call: The call that shows the violation.
+        detail: The figures that prove it.
     """
 
     kind: str
@@ -71,8 +70,8 @@ class Renewal(NamedTuple):
 
     Attributes:
         call: The call.
-        low: The earliest moment of it.
-        high: The latest; `NEVER` if it may still be carried out.
+        low: The earliest moment of the renewal.
+        high: The latest moment; `NEVER` if it may still be carried out.
     """
 
     call: HistoryCall
@@ -82,18 +81,18 @@ class Renewal(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """Units that were, or may have been, counted.
+    """Units that were counted, or may have been counted.
 
     Attributes:
-        low: The earliest moment of it.
-        high: The latest.
-        units: How many.
-        certain: Whether they were counted at all.
-        admits: Whether a decision took them, rather than a record.
-        limit: The limit that it was decided by.
-        gone_low: The earliest moment at which they may have been given back.
-        gone_high: The latest; `NEVER` if they may not have been at all.
-        renewals: Of a lease, in their order.
+        low: The earliest moment of the charge.
+        high: The latest moment.
+        units: Number of units.
+        certain: Whether the charge certainly happened.
+        admits: Whether an admission charged the units, and not a record or a settlement above the held units.
+        limit: The limit of the rule in this decision.
+        gone_low: The earliest moment at which the units may have been returned, reset or lost.
+        gone_high: The latest such moment; `NEVER` if the units may remain counted.
+        renewals: Renewals of a lease, in their order.
     """
 
     low: int
@@ -107,12 +106,12 @@ class Charge:
     renewals: list[Renewal] = field(default_factory=list)
 
     def last_low(self, before: int = NEVER) -> int:
-        """Return from when they certainly count for a whole period, as of the renewals that had ended before a moment."""
+        """Return the earliest start of the current period, given certain renewals that ended before `before`."""
         renewed = [r.low for r in self.renewals if r.call.outcome == "admitted" and r.high < before]
         return max(self.low, *renewed) if renewed else self.low
 
     def last_high(self, until: int = NEVER) -> int:
-        """Return from when they may count for a whole period at the latest, as of the renewals begun until a moment."""
+        """Return the latest start of the current period, given possible renewals that began until `until`."""
         renewed = [r.high for r in self.renewals if r.call.outcome != "refused" and r.low <= until]
         return max(self.high, *renewed) if renewed else self.high
 
@@ -121,9 +120,9 @@ class Reset(NamedTuple):
     """A call that deleted a count, or may have done so.
 
     Attributes:
-        low: The earliest moment of it.
-        high: The latest.
-        certain: Whether it was carried out.
+        low: The earliest moment of the reset.
+        high: The latest moment.
+        certain: Whether the reset certainly happened.
     """
 
     low: int
@@ -139,8 +138,16 @@ class Reset(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A decision to be explained: the call, what the rule said, the units that it charged, the units that are missing from
-    what it said to be left (of a check: those that a hit would have taken), and those that it replaced.
+    """A decision that the checker must explain.
+
+    Attributes:
+        call: The call.
+        low: The earliest moment of the decision.
+        high: The latest moment.
+        verdict: The answer of the rule.
+        charged: Units charged by the decision.
+        shown: Units of the call that `verdict.remaining` excludes; a check excludes the units that a hit would take.
+        replaced: Charges of the hold that a confirmation replaces.
     """
 
     call: HistoryCall
@@ -171,11 +178,11 @@ def check(history: History) -> list[Violation]:
 
 
 def check_durations(history: History) -> Iterator[Violation]:
-    """Yield calls that took longer than they may, or never ended."""
+    """Yield calls that exceeded their deadline or never ended."""
     for call in history.calls:
         if call.end is None:
             if call.worker not in history.killed:
-                yield Violation("hung", call.limiter, call.key, 0, call, "its caller never had an answer")
+                yield Violation("hung", call.limiter, call.key, 0, call, "the caller never got a reply")
         elif call.end - call.start > (longest := history.longest_us * DEADLINES.get(call.operation, 1)):
             stopped = sum(
                 max(0, min(pause.end, call.end) - max(pause.start, call.start))
@@ -192,7 +199,7 @@ def check_durations(history: History) -> Iterator[Violation]:
 
 
 class Reader:
-    """Turns the calls of one count into charges, and into decisions to be explained."""
+    """Converts the calls of one count to charges, resets, and decisions to explain."""
 
     def __init__(self, history: History, rule: RuleSpec, number: int) -> None:
         self._history = history
@@ -270,7 +277,7 @@ class Reader:
         if not self._places:
             return
         low, high = self._interval(call)
-        if call.outcome == "admitted":  # it takes no units, so it needs no room
+        if call.outcome == "admitted":  # a renewal takes no units, so it needs no free capacity
             verdict = call.verdicts[self._number]
             self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
         elif call.outcome != "refused":
@@ -287,7 +294,7 @@ class Reader:
         low, high = self._interval(call)
         charges = call.outcome == "admitted" and call.operation in CHARGING
         if call.operation == "confirm" and self._places:
-            return  # its places are given back, and none are taken
+            return  # a confirmation returns places and takes none
         verdict = call.verdicts[self._number]
         charged, shown = call.cost if charges else 0, call.cost if call.outcome == "admitted" else 0
         self._questions.append(Question(call, low, high, verdict, charged, shown, replaced or []))
@@ -316,19 +323,19 @@ class Reader:
             charge.units = back
 
     def _end(self, charge: Charge, call: HistoryCall) -> None:
-        """Note that units were given back by a call, or may have been."""
+        """Record that a call returned units, or may have returned them."""
         low, high = self._interval(call)
         if call.outcome == "cancelled" and call.operation == "settle":
-            high = self._last_moment(call)  # it is carried out although its caller is gone
+            high = self._last_moment(call)  # the library completes it although the caller was cancelled
         elif call.outcome not in ("admitted", "done"):
             high = NEVER
         charge.gone_low = min(charge.gone_low, low)
         charge.gone_high = min(charge.gone_high, high if charge.certain else NEVER)
 
     def _last_moment(self, call: HistoryCall) -> int:
-        """Return by when a call without an answer is carried out or dropped.
+        """Return the latest moment at which a call without a reply is carried out or dropped.
 
-        That is known for a cancelled call only, and only without a fault near it.
+        It is `NEVER`, except for a cancelled call without a fault during or soon after it.
         """
         within, end = self._history.released_within_us, call.end
         if (
@@ -362,7 +369,7 @@ Found = tuple[str, HistoryCall, str]
 
 
 def expiry_of(rule: RuleSpec) -> Callable[[int], int]:
-    """Return the function that says when a unit of a moment counts no more."""
+    """Return a function that maps the moment of a charge to its expiry."""
     period = rule.period_us
     if rule.kind == "fixed_window":
         return lambda t: (t // period + 1) * period
@@ -394,8 +401,7 @@ class WindowCount:
 
     def __init__(self, charges: list[Charge], expiry: Callable[[int], int]) -> None:
         self._expiry = expiry
-        # The last moment at which a charge surely counts is before the first of these, and the first one at which it surely
-        # counts no more is the second.
+        # For each charge: it certainly counts before the first value, and certainly no longer counts from the second on.
         ends = [(self.end_low(charge), self.end_high(charge)) for charge in charges]
         sure = [
             (charge, low)
@@ -426,17 +432,17 @@ class WindowCount:
         return min(self._expiry(charge.last_high()), charge.gone_high + 1)
 
     def certain(self, low: int, high: int) -> int:
-        """Return what every order of events counts at a moment of an interval."""
+        """Return the lower bound of the count at an unknown moment of an interval."""
         total = self._sure_begun.before(low) - self._sure_ended.until(high)
         first, last = bisect_left(self._sure_begun.times, low), bisect_right(self._sure_begun.times, high)
         return total + sum(charge.units for charge, end in self._sure[first:last] if end <= high)
 
     def possible(self, low: int, high: int) -> int:
-        """Return the most that some order of events counts at a moment of an interval."""
+        """Return the upper bound of the count at an unknown moment of an interval."""
         return self._maybe_begun.until(high) - self._maybe_ended.until(low)
 
     def alive(self, moment: int) -> list[Charge]:
-        """Return the admissions that are certainly counted, all at once, at a moment."""
+        """Return the admissions that are certainly counted at a moment."""
         near = self._sure[
             bisect_right(self._sure_begun.times, moment - self._longest - 1) : bisect_right(
                 self._sure_begun.times, moment
@@ -445,7 +451,7 @@ class WindowCount:
         return [charge for charge, end in near if end > moment and charge.admits]
 
     def near(self, low: int, high: int) -> Iterator[Charge]:
-        """Yield all charges that may be counted at a moment of an interval, and some others."""
+        """Yield all charges that may be counted during an interval, and some others."""
         first, last = bisect_left(self._lows, low - self._longest - 1), bisect_right(self._lows, high)
         yield from self._by_low[first:last]
         yield from (charge for charge in self._open_ended if charge.low < low - self._longest - 1)
@@ -479,7 +485,7 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
 
 
 def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
-    """Yield the renewals that were refused although the lease was there, or admitted although it had ended."""
+    """Yield renewals that were refused although the lease was live, or admitted after it had ended."""
     for call, low, high in charge.renewals:
         if (
             call.outcome == "refused"
@@ -489,7 +495,7 @@ def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], i
         ):
             yield "lost place", call, "the renewal was refused, though nothing had ended the lease"
         if call.outcome == "admitted" and expiry(charge.last_high(low - 1)) <= low:
-            yield "renewed too late", call, "the lease had ended before"
+            yield "renewed too late", call, "the lease had already ended"
 
 
 def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
@@ -506,7 +512,7 @@ def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
 
 
 def explain(question: Question, least: int, most: int) -> Found | None:
-    """Return what no count between two bounds explains of a decision, if anything."""
+    """Return the violation that a decision shows, or None if a count between the bounds explains it."""
     call, _, _, verdict, _, shown, replaced = question
     limit, cost = verdict.limit, call.cost
     if verdict.allowed and cost and least + cost > limit:
@@ -555,24 +561,24 @@ def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], 
 
 
 class Level:
-    """The least that a token bucket can have counted, as time goes on.
+    """The lower bound of a token bucket's level over time.
 
-    The earlier a charge comes, and the faster it flows out, the less is left of it.
+    It assumes that each charge came as early as possible and flowed out at the highest rate.
     """
 
     def __init__(self, rule: RuleSpec, charges: list[Charge]) -> None:
         self._period, self._rate = rule.period_us, max(rule.limits)
-        # Charges that were given back, or may be lost, need not have been counted.
+        # Only charges that were never returned or lost are certain.
         sure = [charge for charge in charges if charge.certain and charge.gone_low == NEVER]
         self._coming = sorted(sure, key=lambda charge: charge.high, reverse=True)
         self._level, self._at = 0, 0
 
     def at(self, known_by: int, moment: int) -> int:
-        """Return the level at a moment from charges that are certain by `known_by`; both arguments never decrease."""
+        """Return the level at `moment` from charges made before `known_by`; neither argument may decrease between calls."""
         while self._coming and self._coming[-1].high < known_by:
             charge = self._coming.pop()
             parts, late = charge.units * self._period, self._at - charge.low
-            if late > 0:  # others came first, and flowed out together with it
+            if late > 0:  # it is older than the level, so part of it has flowed out
                 self._level += max(0, parts - self._rate * late)
             else:
                 self._level = max(0, self._level + self._rate * late) + parts
@@ -585,8 +591,7 @@ def check_bucket(
 ) -> Iterator[Found]:
     """Yield the violations of a token bucket.
 
-    Units are reckoned in parts. A unit has as many as the period has microseconds, and as many as the limit flow out in one
-    microsecond.
+    Levels are counted in parts: a unit is `period_us` parts, and `limit` parts flow out per microsecond.
     """
     yield from too_many(rule, charges, questions)
     by_reset: dict[int, list[Question]] = defaultdict(list)

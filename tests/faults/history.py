@@ -1,7 +1,7 @@
 """The calls of a run as their callers saw them, and the faults during the run.
 
-All times are whole microseconds since the epoch, by the clock that the store counts by. A call was decided at some moment
-from its `start` to its `end`, both as its caller saw them. A checker uses nothing else.
+All times are whole microseconds since the epoch, on the clock of the store. A call was decided at some moment between its
+`start` and its `end`, both measured by its caller. The checker uses no other information.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NEVER = 2**62
-"""A time that does not come."""
+"""A time later than any other."""
 
 SHARED = "*"
 
 
 class VerdictSeen(NamedTuple):
-    """What one rule answered."""
+    """The answer of one rule."""
 
     allowed: bool
     limit: int
@@ -31,21 +31,24 @@ class HistoryCall(NamedTuple):
     """One call, as its caller saw it.
 
     Attributes:
-        worker: The process that made it; a restarted process is another worker.
-        number: Its number among the calls of the worker.
-        operation: hit, hits, wait, check, record, hold, settle, confirm, renew or reset. To release is to settle at 0.
+        worker: Number of the calling process; a restarted process has a new number.
+        number: Number of the call within its worker.
+        operation: hit, hits, wait, check, record, hold, settle, confirm, renew or reset. A release is recorded as `settle`
+            with cost 0.
         limiter: Name of the limiter.
-        key: Whose units.
-        cost: Units asked for; of a settlement, those that are to stand.
-        start: When it began.
-        end: When its caller had the answer; `None` if it never did.
-        outcome: What its caller knows. `admitted`, `refused`, `done` (nothing to decide), `nothing` (an error that says that
-            nothing was charged), `unknown` (a time-out, an error, the end of the worker, an answer of the failure policy),
-            or `cancelled`: no one waits for it any more. The library has to see to it soon, and to give a hold back.
-        verdicts: What each rule answered, in their order; empty if there was no answer.
-        hold: Of a settlement, confirmation or renewal: the number of the call that took the hold.
-        times: How many decisions it stands for. Of a burst, hits of one cost on one key, the first and the last admission
-            and one refusal are calls of their own; the others that ended alike are one call, `hits`, with their cost in all.
+        key: The limited key.
+        cost: Requested units; for a settlement, the final units.
+        start: Time before the call.
+        end: Time after the reply; `None` without a reply.
+        outcome: The outcome seen by the caller: `admitted`; `refused`; `done` (an operation without a decision); `nothing`
+            (an error that guarantees that nothing was charged); `unknown` (a time-out, another error, the end of the
+            worker, or an answer of the failure policy); `cancelled` (the caller stopped waiting; the library must soon drop
+            the call or release its hold).
+        verdicts: The answers of the rules, in the order of the rules; empty without an answer.
+        hold: For a settlement, confirmation or renewal: number of the call that took the hold.
+        times: Number of decisions in this record. A burst is many hits of the same cost on one key. Its first and its last
+            admission are records of one decision; its other admissions are one `hits` record with their total cost, as are
+            its hits of unknown outcome. Its refusals are one `hit` record with the cost of one hit.
     """
 
     worker: int
@@ -64,15 +67,15 @@ class HistoryCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RuleSpec:
-    """A rule as the checker needs to know it.
+    """The parameters of a rule that the checker uses.
 
     Attributes:
-        kind: As in `headgate.rules`.
-        period_us: Its period; of `concurrent`, the lease.
-        limits: All limits that calls may be decided by: the rule's own, those of tiers, of calls and of other policies.
-        bursts: The same for bursts of a token bucket.
-        buckets: Of a sliding window.
-        shared: Whether it counts all keys together.
+        kind: Kind of the rule, as in `headgate.rules`.
+        period_us: The period; for `concurrent`, the lease.
+        limits: All limits that may apply to a call: of the rule, its tiers, the quotas of calls, and reloaded policies.
+        bursts: For a token bucket, all bursts that may apply to a call.
+        buckets: Number of buckets of a sliding window.
+        shared: Whether the rule counts all keys together.
     """
 
     kind: str
@@ -84,7 +87,7 @@ class RuleSpec:
 
 
 class Loss(NamedTuple):
-    """A declared loss: from `at` on, the store may have lost writes that it acknowledged from `since` to `until`."""
+    """A declared loss: from `at` on, the store may have lost writes that it acknowledged between `since` and `until`."""
 
     since: int
     at: int
@@ -92,7 +95,7 @@ class Loss(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A time in which a worker was stopped, so that it could see nothing end."""
+    """A time in which a worker was stopped and received no replies; worker -1 stands for all workers."""
 
     worker: int
     start: int
@@ -101,20 +104,20 @@ class Pause(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The calls of one run, and the facts that the checker needs.
+    """The calls of one run, and further inputs of the checker.
 
     Attributes:
         limiters: The rules of each limiter.
-        calls: In any order.
-        losses: What the store may have forgotten, as it declares.
-        pauses: When workers were stopped.
-        killed: Workers that were killed, so that their last calls have no end.
-        faults: When anything was done to the store, its connections or the machine: start and end of each.
-        slack_us: How far the store's clock may be from the callers'.
-        longest_us: How long a call may take: its deadline, and what a busy machine may add.
-        released_within_us: How long it may take until a cancelled call is over, and a hold given back, if no fault comes in
-            between. `None` if that is not promised.
-        notes: Anything else, as the seed and the name of the store.
+        calls: The calls, in any order.
+        losses: The declared losses of the store.
+        pauses: Times in which workers were stopped.
+        killed: Numbers of killed workers, whose last calls may have no end.
+        faults: Start and end of each fault of the store, its connections or the machine.
+        slack_us: Maximum difference between the clocks of the store and the callers.
+        longest_us: Maximum duration of a call: its deadline, and a margin for a busy machine.
+        released_within_us: Time within which a cancelled call is dropped or its hold released, if no fault intervenes;
+            `None` if there is no such promise.
+        notes: Other information for readers, such as the seed and the name of the store.
     """
 
     limiters: dict[str, tuple[RuleSpec, ...]]
@@ -135,7 +138,7 @@ class History:
 
 
 def save(history: History, path: Path) -> None:
-    """Write a history to a file: one line of facts, then one line for each call."""
+    """Write a history to a file: one line with everything except the calls, then one line per call."""
     about = {name: getattr(history, name) for name in History.__slots__ if name != "calls"}
     about["killed"] = sorted(history.killed)
     about["limiters"] = {name: [asdict(rule) for rule in rules] for name, rules in history.limiters.items()}

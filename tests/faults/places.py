@@ -27,19 +27,19 @@ from tests.integration.waiting import until
 from tests.server.loopback import ServerProcess, no_room_for_files
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
-"""Options with which a server keeps every acknowledged write."""
+"""Options of a server that syncs every write to disk before its reply."""
 
 UNREPLICATED_US = 5_000_000
-"""How far a replica may be behind when it is promoted, on a busy machine."""
+"""Maximum lag of a promoted replica, on a busy machine."""
 
 ASYNC_COMMIT_US = 3_000_000
-"""The last moments that asynchronous commit may lose: half a second, and more on a busy machine."""
+"""Maximum age of writes that asynchronous commit loses in a crash: half a second, and more on a busy machine."""
 
 Fault = Callable[[random.Random], None]
 
 
 def now_us() -> int:
-    """Return the time by the wall clock of the machine."""
+    """Return the wall-clock time of the machine."""
     return time.time_ns() // 1000
 
 
@@ -48,21 +48,21 @@ class Place:
     """A store that workers call.
 
     Attributes:
-        name: Its name.
-        urls: Its URLs; some lead through a proxy.
+        name: Name of the store.
+        urls: URLs of the store; some go through a proxy.
         options: Arguments of the store.
-        scale: Of the limits.
-        shared: Whether workers count together.
-        skewed: Whether the clocks of workers may be wrong, because the store has its own.
-        quotas: Whether calls may bring their own quotas.
-        full_disk: Whether workers write to files themselves.
-        slack_us: How far the store's clock may be from the wall clock.
-        deadline_us: How long a call may take by itself.
-        most_at_once: How many hits at most are made at once. More would wait for each other beyond their deadline; and of a
-            thousand, the one that is wrong may be where nothing is certain.
-        faults: What can be done to it, by name. Each repairs what it has broken before it returns.
-        losses: What it may have forgotten, as it declares.
-        is_broken: Whether a server has not come back, so that it is of no use any more.
+        scale: Factor of the limits.
+        shared: Whether workers share the counts.
+        skewed: Whether workers may have wrong clocks, because the store uses a different clock.
+        quotas: Whether calls may pass the argument `quota`.
+        full_disk: Whether workers write to files themselves, and can therefore run out of space.
+        slack_us: Maximum difference between the store's clock and the wall clock.
+        deadline_us: Maximum duration of a call on an idle machine.
+        most_at_once: Maximum number of concurrent hits. Further hits would wait until their deadline has passed, and would
+            widen the bounds of the checker so that it may miss a single wrong decision.
+        faults: Fault functions by name. Each repairs the damage before it returns.
+        losses: Declared losses of the store.
+        is_broken: Whether a server failed to restart.
     """
 
     name: str
@@ -83,13 +83,13 @@ class Place:
 
 @contextlib.contextmanager
 def memory(load: int) -> Iterator[Place]:
-    """Memory of each worker."""
+    """A memory store in each worker."""
     yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False)
 
 
 @contextlib.contextmanager
 def sqlite(load: int) -> Iterator[Place]:
-    """A file that all workers use."""
+    """A database file shared by all workers."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/limits.db"
         yield Place("sqlite", [url], scale=load, skewed=False, full_disk=True, deadline_us=5_000_000)
@@ -97,7 +97,7 @@ def sqlite(load: int) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def one_redis(load: int, kind: Kind) -> Iterator[Place]:
-    """A server that writes everything to disk before it answers, and a way to it that breaks."""
+    """A server that syncs every write to disk, reached directly or through a fault proxy."""
     with RedisServer(kind, AOF) as server, FaultProxy(server.port) as proxy:
         urls = [server.url, f"redis://127.0.0.1:{proxy.port}/0"]
         place = Place(kind, urls, scale=3 * load)
@@ -112,7 +112,7 @@ def one_redis(load: int, kind: Kind) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def redis_cluster(load: int) -> Iterator[Place]:
-    """Three nodes, of which one may be away, and slots that move from one to another."""
+    """Three nodes; one at a time is stopped or killed, and slots move between them."""
     with running_cluster("redis") as cluster:
         for node in cluster.nodes:
             node.command("CONFIG", "SET", "appendfsync", "always")
@@ -141,7 +141,7 @@ def redis_cluster(load: int) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def sentinel(load: int) -> Iterator[Place]:
-    """A primary, its replica, and a sentinel that makes one the other's successor."""
+    """A primary, its replica, and a sentinel that promotes the replica."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RedisServer("valkey")) for _ in range(2)]
         servers[0].command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
@@ -152,7 +152,7 @@ def sentinel(load: int) -> Iterator[Place]:
 
         def promote(rng: random.Random) -> None:
             began = now_us()
-            until(lambda: all(_role(server) for server in servers))
+            until(lambda: all(_is_connected(server) for server in servers))
             fail_over_to_replica(port, servers)
             # Until the old primary is demoted, some callers may still use it; its writes are lost.
             place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
@@ -168,7 +168,7 @@ def sentinel(load: int) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def postgres(load: int, *, durable: bool = True) -> Iterator[Place]:
-    """A database, and a way to it that breaks."""
+    """A database, reached directly or through a fault proxy."""
     with PostgresServer() as server, FaultProxy(server.port) as proxy:
         from headgate.stores.postgres import migrate
 
@@ -183,22 +183,22 @@ def postgres(load: int, *, durable: bool = True) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def server_on_redis(load: int) -> Iterator[Place]:
-    """Our server on a Redis server that writes everything to disk before it answers; either may fail."""
+    """A Headgate server on a Redis server that syncs every write to disk; either may fail."""
     with RedisServer("redis", AOF) as redis_server, headgate_server(2 * load, redis_server.url) as place:
         place.name = "server-redis"
-        place.most_at_once = 300  # which our server asks of Redis together, and one after the other of a file
+        place.most_at_once = 300  # the server sends hits to Redis concurrently, but to a file one by one
         place.faults = {
             **place.faults,
             "stop the server's Redis": lambda rng: stop_server(redis_server, rng),
             "kill the server's Redis": lambda rng: kill_server(redis_server, rng),
         }
-        del place.faults["fill the disk"]  # this one writes to none
+        del place.faults["fill the disk"]  # this Headgate server writes no files
         yield place
 
 
 @contextlib.contextmanager
 def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
-    """Our server on a file, or on the store that is named, whose policy changes."""
+    """A Headgate server on `store`, or on a SQLite file, with a policy file that changes."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "headgate.toml"
         store = store or f"sqlite:///{folder}/limits.db"
@@ -217,12 +217,12 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
 
             def stop(rng: random.Random) -> None:
                 server.signal(signal.SIGSTOP)
-                last(rng, 0.05, 1.5)
+                sleep_randomly(rng, 0.05, 1.5)
                 server.signal(signal.SIGCONT)
 
             def kill(rng: random.Random) -> None:
                 server.kill()
-                last(rng, 0, 0.3)
+                sleep_randomly(rng, 0, 0.3)
                 server.start()
 
             def restart(rng: random.Random) -> None:
@@ -231,7 +231,7 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
 
             def fill_disk(rng: random.Random) -> None:
                 with no_room_for_files(server.pid):
-                    last(rng, 0.05, 0.5)
+                    sleep_randomly(rng, 0.05, 0.5)
 
             place.faults = {
                 **proxy_faults(proxy),
@@ -256,7 +256,7 @@ PLACES: dict[str, Callable[[int], contextlib.AbstractContextManager[Place]]] = {
     "server": headgate_server,
     "server-redis": server_on_redis,
 }
-"""Each with how many times as many hits are expected as without bursts; limits are larger by that."""
+"""Factories by name of the store. The argument is the load, a factor of the limits: bursts make more hits."""
 
 
 # --- Faults of servers ----------------------------------------------------------------------------------------------
@@ -270,45 +270,45 @@ def server_faults(server: Any) -> dict[str, Fault]:
     }
 
 
-def last(rng: random.Random, shortest: float, longest: float) -> None:
-    """Sleep for some random seconds, in which real processes run."""
+def sleep_randomly(rng: random.Random, shortest: float, longest: float) -> None:
+    """Sleep for a random number of seconds while real processes run."""
     time.sleep(rng.uniform(shortest, longest))
 
 
 def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
     """Return the faults of the connections to a server."""
 
-    def be(mode: Any) -> Fault:
+    def with_mode(mode: Any) -> Fault:
         def fault(rng: random.Random) -> None:
             proxy.mode = mode
-            last(rng, 0.02, 0.3)
+            sleep_randomly(rng, 0.02, 0.3)
             proxy.mode = "forward"
 
         return fault
 
     return {
         "drop connections": lambda rng: proxy.drop_connections(),
-        "lose replies": be("lose replies"),
-        "cut requests": be("cut halfway"),
+        "lose replies": with_mode("lose replies"),
+        "cut requests": with_mode("cut halfway"),
     }
 
 
 def stop_server(server: Any, rng: random.Random) -> None:
-    """Stop a server for a while, at times for longer than a deadline."""
+    """Suspend a server, sometimes for longer than a deadline."""
     server.pause()
-    last(rng, 0.05, 1.5)
+    sleep_randomly(rng, 0.05, 1.5)
     server.resume()
 
 
 def kill_server(server: Any, rng: random.Random) -> None:
-    """End a server as `kill -9` does, and start it again."""
+    """Kill a server as `kill -9` does, and restart it."""
     server.kill()
-    last(rng, 0, 0.3)
+    sleep_randomly(rng, 0, 0.3)
     server.start()
 
 
 def restart_redis(server: RedisServer) -> None:
-    """End a server in good order, and start it again."""
+    """Shut down a server cleanly, and restart it."""
     os.kill(server.pid, signal.SIGTERM)
     until(lambda: not answers_ping(server.port))
     server.kill()
@@ -316,7 +316,7 @@ def restart_redis(server: RedisServer) -> None:
 
 
 def fill_disk(server: RedisServer) -> None:
-    """Limit the size of a server's file until the server ends, then start it again."""
+    """Limit the size of a server's files until the server exits, or for two seconds, then restart it."""
     size = max((path.stat().st_size for path in server.folder.rglob("*.aof")), default=0)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 2000, resource.RLIM_INFINITY))
     deadline = time.monotonic() + 2
@@ -327,7 +327,7 @@ def fill_disk(server: RedisServer) -> None:
 
 
 def losing(place: Place, fault: Fault, span_us: int) -> Fault:
-    """Return a fault that may lose the last writes of the store."""
+    """Return a fault that also declares that the last writes of the store may be lost."""
 
     def declared(rng: random.Random) -> None:
         began = now_us()
@@ -338,7 +338,7 @@ def losing(place: Place, fault: Fault, span_us: int) -> Fault:
 
 
 def move_slot(cluster: Cluster, rng: random.Random) -> None:
-    """Move a slot that is in use from one node to another."""
+    """Move a slot with keys from one node to another."""
     source, target = rng.sample(range(len(cluster.nodes)), 2)
     key: Any = cluster.clients[source].randomkey()
     if key is None:
@@ -348,7 +348,7 @@ def move_slot(cluster: Cluster, rng: random.Random) -> None:
     def is_done(step: Callable[[int, int, int], None]) -> bool:
         try:
             step(slot, source, target)
-        except redis.ResponseError:  # a node that has just started takes the cluster to be down for a moment
+        except redis.ResponseError:  # a restarted node briefly reports that the cluster is down
             return False
         return True
 
@@ -358,10 +358,10 @@ def move_slot(cluster: Cluster, rng: random.Random) -> None:
 
 
 def await_cluster(cluster: Cluster) -> None:
-    """Return when all nodes take the cluster to be well.
+    """Wait until all nodes report a healthy cluster.
 
     Raises:
-        AssertionError: They never do; it says what each of them sees.
+        AssertionError: A node did not do so in time. The message contains the state that each node reports.
     """
     try:
         until(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in cluster.nodes))
@@ -372,14 +372,14 @@ def await_cluster(cluster: Cluster) -> None:
         raise AssertionError("\n".join(seen)) from error
 
 
-def _role(server: RedisServer) -> bool:
-    """Return whether a server is a primary, or a replica whose primary it reaches."""
+def _is_connected(server: RedisServer) -> bool:
+    """Return whether a server is a primary, or a replica that is connected to its primary."""
     about = server.command("INFO", "replication")
     return b"role:master" in about or b"master_link_status:up" in about
 
 
 def fail_over_to_replica(port: int, servers: list[RedisServer]) -> None:
-    """Promote the replica through the Sentinel, and return when the old primary is its replica."""
+    """Promote the replica through the Sentinel, and wait until the old primary is its replica."""
     primaries = [b"role:master" in server.command("INFO", "replication") for server in servers]
     successor, before = servers[primaries.index(False)], servers[primaries.index(True)]
     fail_over(port, successor)

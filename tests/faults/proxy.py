@@ -15,10 +15,10 @@ class FaultProxy:
 
     Attributes:
         port: The port it listens on.
-        mode: What it does with what it gets. To lose replies is to close a connection instead of handing over what the
-            server answered, which is after the server has done what it was asked. To cut halfway is to hand over half of
-            what a client has sent. To trickle is to hand over replies byte by byte, as a very slow network does.
-        lost: Set when it has lost a reply.
+        mode: How it treats data. `lose replies`: closes the connection instead of forwarding the reply, after the server has
+            executed the command. `cut halfway`: forwards half of the request and closes the connection. `trickle`: forwards
+            replies byte by byte, like a very slow network.
+        lost: Set when a reply was lost.
     """
 
     def __init__(self, target: int) -> None:
@@ -61,7 +61,7 @@ class FaultProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
-        with contextlib.suppress(OSError):  # the server is down, and so is the way to it
+        with contextlib.suppress(OSError):  # the server is down
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
             self._open.add(far_writer)
             await asyncio.gather(

@@ -1,4 +1,4 @@
-"""The history of one worker while it is made: each call is written before it starts, and its outcome when it ends."""
+"""Recorder of a worker's history: it writes each call before it starts, and its outcome when it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Recorder:
     """Numbers the calls of a worker, and writes their starts and ends; threads may share it.
 
     Args:
-        write: Writes one event.
+        write: Function that writes one event.
     """
 
     def __init__(self, write: Callable[[Event], object]) -> None:
@@ -49,14 +49,14 @@ class Recorder:
         self._write(("end", number, outcome, end, [tuple(fields[:4]) for fields in verdicts]))
 
     def lower(self, number: int, cost: int, times: int) -> None:
-        """Correct the cost of a call that was about fewer units than it began with."""
+        """Lower the cost and the number of decisions of a call."""
         self._write(("lower", number, cost, times))
 
 
 def file_writer(path: Path) -> Callable[[Event], object]:
-    """Return a function that appends events to a file at once, so that `kill -9` loses none of them.
+    """Return a function that appends events to a file without buffering, so that `kill -9` loses none of them.
 
-    It waits while the worker's limit on file sizes, the fault of a full disk, forbids writing.
+    It waits while the worker's limit on file sizes, which simulates a full disk, prevents writing.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -75,13 +75,13 @@ def file_writer(path: Path) -> Callable[[Event], object]:
 
 
 def read_file(path: Path, worker: int) -> list[HistoryCall]:
-    """Return the calls of a worker that wrote to a file; a last line that is incomplete is dropped."""
+    """Return the calls in a worker's file; ignore an incomplete last line."""
     lines = path.read_bytes().split(b"\n")[:-1]
     return read_calls(map(json.loads, lines), worker)
 
 
 def read_calls(events: Iterable[Event], worker: int) -> list[HistoryCall]:
-    """Return the calls that the events of a worker describe."""
+    """Return the calls described by the events of a worker."""
     calls: dict[int, HistoryCall] = {}
     for kind, number, *about in events:
         if kind == "begin":

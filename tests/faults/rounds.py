@@ -1,4 +1,4 @@
-"""One round: workers call a store under faults, and then the checker explains every call."""
+"""One round: workers call a store under faults, then the checker verifies every call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.faults.checker import Violation, check
 from tests.faults.history import History, HistoryCall, Pause
-from tests.faults.places import Place, last, now_us
+from tests.faults.places import Place, now_us, sleep_randomly
 from tests.faults.recording import read_file
 from tests.faults.traffic import subjects
 from tests.faults.worker import Orders
@@ -25,31 +25,31 @@ from tests.faults.worker import Orders
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 BUSY_US = 20_000_000
-"""The most that a busy machine adds to a deadline."""
+"""Maximum delay of a call beyond its deadline on a busy machine."""
 
 RELEASED_WITHIN_US = 700_000
-"""A cancelled hold must be given back so soon, in the absence of faults."""
+"""Time within which a cancelled hold must be released, in the absence of faults."""
 
-PATIENCE = 300.0
+WORKER_TIMEOUT = 300.0
 """Seconds after which a worker counts as hanging."""
 
 STEP_US = 1000
-"""If the machine's clock was set by more than this during a round, times say nothing."""
+"""A round is not checked if the machine's clock was changed by more than this during the round."""
 
 POLICIES = (*("raise",) * 5, "closed", "open", "local")
 
 
 @dataclass
 class Outcome:
-    """What came of a round.
+    """The result of a round.
 
     Attributes:
-        history: All calls.
-        violations: What cannot be explained.
-        faults: How often each fault was done.
-        failures: What workers said that ended with an error.
-        errors: How often workers saw each error of a store.
-        is_judged: Whether times could be relied on.
+        history: The history of all calls.
+        violations: Violations found by the checker.
+        faults: Number of times each fault was injected.
+        failures: Messages about workers that hung or ended with an error.
+        errors: Store errors seen by workers, by type.
+        is_judged: Whether the history was checked; false if the machine's clock was changed.
     """
 
     history: History
@@ -62,31 +62,31 @@ class Outcome:
 
 @dataclass
 class RunningWorker:
-    """A worker's process, and where it writes."""
+    """A worker's process, and the path of its files."""
 
     number: int
     process: subprocess.Popen[bytes]
     path: Path
 
-    def said(self, stream: str) -> str:
-        """Return the end of its output."""
+    def read_tail(self, stream: str) -> str:
+        """Return the last 3000 characters of an output file, `.out` or `.err`."""
         return self.path.with_suffix(stream).read_text()[-3000:]
 
 
 @dataclass
 class Round:
-    """A round on a place.
+    """A round on one store.
 
     Attributes:
         place: The store.
-        seed: Of all random choices.
-        calls: How many each worker makes.
-        seconds: How long it may take at most.
-        workers: How many processes.
-        calm: Whether nothing is done to it.
-        burst: How many hits are made at once at most.
-        gap: Seconds between two faults at most.
-        deadline: Of calls to a remote store, in seconds; a busy machine needs a long one.
+        seed: Seed of all random choices.
+        calls: Number of calls per worker.
+        seconds: Maximum duration of the round.
+        workers: Number of worker processes.
+        calm: Whether to inject no faults.
+        burst: Maximum number of hits in a burst.
+        gap: Maximum seconds between two faults.
+        deadline: Deadline of calls to a remote store, in seconds; a busy machine needs a long one.
     """
 
     place: Place
@@ -104,7 +104,7 @@ class Round:
     _faults: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> Outcome:
-        """Hammer, break, and check."""
+        """Run workers under faults, then check their history."""
         self._random = random.Random(self.seed)
         self.place.losses.clear()
         offset = time.time_ns() - time.monotonic_ns()
@@ -115,12 +115,12 @@ class Round:
             for _ in range(self.workers):
                 self._start_worker()
             try:
-                # A busy machine takes long to start processes; the time is that of their work.
+                # Measure the time from when all workers run: a busy machine takes long to start processes.
                 while self._running() and not all(worker.path.exists() for worker in self._all):
                     time.sleep(0.05)
                 self._due = time.monotonic() + self.seconds
                 while self._running() and time.monotonic() < self._due:
-                    last(self._random, 0.1, self.gap)
+                    sleep_randomly(self._random, 0.1, self.gap)
                     if not self.calm:
                         self._do_a_fault()
                 self._over.touch()
@@ -149,7 +149,7 @@ class Round:
     def _start_worker(self) -> None:
         place, rng, number = self.place, self._random, len(self._all)
         path = self._folder / str(number)
-        # Bursts are for tasks, which make them at once.
+        # Only tasks make the hits of a burst concurrently, so with bursts most workers run tasks.
         burst = min(self.burst, place.most_at_once)
         is_tasks = number % 4 != 2 if burst > 1 else number % 2 == 1
         orders = Orders(
@@ -180,7 +180,7 @@ class Round:
         choice = rng.choice(["kill a worker", "stop a worker", *self.place.faults])
         workers = self._running()
         if choice == "kill a worker":
-            # A worker without calls has no state to lose, and processes take long to start.
+            # Killing a worker before its first call tests nothing, and processes take long to start.
             victims = [worker for worker in workers if worker.path.exists()]
             if not victims or rng.random() < 0.5:
                 return
@@ -202,30 +202,30 @@ class Round:
     def _stop(self, worker: RunningWorker) -> None:
         began = now_us()
         os.kill(worker.process.pid, signal.SIGSTOP)
-        last(self._random, 0.05, 1.2)
+        sleep_randomly(self._random, 0.05, 1.2)
         os.kill(worker.process.pid, signal.SIGCONT)
         self._pauses.append(Pause(worker.number, began, now_us()))
 
     def _await_workers(self) -> list[str]:
-        """Wait for the ends of all workers, and return which of them hang."""
+        """Wait until all workers end, and return messages about those still running after the time-out."""
         hanging = []
         for worker in self._all:
             try:
-                worker.process.wait(PATIENCE)
+                worker.process.wait(WORKER_TIMEOUT)
             except subprocess.TimeoutExpired:
                 worker.process.send_signal(signal.SIGUSR1)
-                time.sleep(1)  # in which it writes where it hangs; it cannot say when it has
-                hanging.append(f"worker {worker.number} hangs: {worker.said('.err')}")
+                time.sleep(1)  # the worker prints its stacks, and does not report when it is done
+                hanging.append(f"worker {worker.number} hangs: {worker.read_tail('.err')}")
         return hanging
 
     def _collect(self, failures: list[str]) -> Counter[str]:
-        """Add what workers said that ended with an error, and return what errors of the store they met."""
+        """Append the output of failed workers to `failures`, and return the store errors that workers counted."""
         errors: Counter[str] = Counter()
         for worker in self._all:
             if worker.process.returncode == 0:
-                errors.update(json.loads(worker.said(".out")))
+                errors.update(json.loads(worker.read_tail(".out")))
             elif worker.number not in self._killed:
-                failures.append(f"worker {worker.number}: {worker.said('.err')}")
+                failures.append(f"worker {worker.number}: {worker.read_tail('.err')}")
         return errors
 
     def _history(self) -> History:

@@ -1,8 +1,8 @@
 """Reduce a history that shows a violation to the relevant calls.
 
-Calls are taken out only where that cannot make up a violation. What says that units were counted too little (too many were
-admitted) stays true without some of them, so any of those may go, a hold always with everything that ended it. What says
-that they were counted too much (refused with room) needs every call that may have been counted; the others may go.
+A call is removed only if its removal cannot create a violation. If the store counted too few units (such as "too many"), the
+violation remains one with fewer calls, so any call may be removed; a hold is removed together with the calls that ended it.
+If the store counted too many units (such as "refused with room"), only calls that cannot have been counted may be removed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shrink(history: History, violation: Violation) -> History:
 
 
 def groups_of(calls: list[HistoryCall]) -> list[Group]:
-    """Return the calls by time, each hold together with its later calls."""
+    """Return the calls in order of time, each hold in a group with its later calls."""
     groups: dict[tuple[int, int], Group] = defaultdict(list)
     for call in sorted(calls, key=lambda call: call.start):
         groups[call.worker, call.number if call.hold is None else call.hold].append(call)
@@ -47,7 +47,7 @@ def groups_of(calls: list[HistoryCall]) -> list[Group]:
 
 
 def shows(history: History, groups: list[Group], violation: Violation) -> bool:
-    """Return whether calls show a violation."""
+    """Return whether the calls of some groups show a violation."""
     calls = [call for group in groups for call in group]
     if violation.call not in calls:
         return False
@@ -58,7 +58,7 @@ def shows(history: History, groups: list[Group], violation: Violation) -> bool:
 
 
 def minimise(history: History, groups: list[Group], violation: Violation) -> list[Group]:
-    """Take out as many groups as possible: halves first, then ever smaller parts."""
+    """Remove as many groups as possible: first halves, then smaller and smaller parts."""
     size = len(groups) // 2
     while size:
         start = 0
@@ -73,6 +73,6 @@ def minimise(history: History, groups: list[Group], violation: Violation) -> lis
 
 
 def _ends(group: Group) -> int:
-    """Return the latest moment at which something of a group may have been counted."""
+    """Return the end of a group's last call; `NEVER` if one of its calls may still be carried out."""
     is_open = any(call.end is None or call.outcome in ("unknown", "cancelled") for call in group)
     return NEVER if is_open else max(call.end or NEVER for call in group)

@@ -25,7 +25,7 @@ PLACES = RuleSpec("concurrent", 1000, (2,))
 
 
 class Script:
-    """Makes histories: each line is a call."""
+    """Builds a history call by call."""
 
     def __init__(self, rule: RuleSpec = LOG) -> None:
         self.rule = rule
@@ -57,7 +57,7 @@ class Script:
         return number
 
     def kinds(self, **about: Any) -> list[str]:
-        """Return the kinds of violations that are found."""
+        """Return the kinds of violations in the history."""
         return [found.kind for found in check(self.history(**about))]
 
     def history(self, **about: Any) -> History:
@@ -71,7 +71,7 @@ def filled(script: Script, workers: int = 1) -> Script:
     return script
 
 
-def test_what_is_right_is_not_reported() -> None:
+def test_correct_history_is_not_reported() -> None:
     script = filled(Script(), workers=3)
     script.call("hit", 40, 45, "refused", 0, 960)
     script.call("check", 50, 55, "refused", 0, 950)
@@ -86,7 +86,7 @@ def test_one_too_many_is_reported() -> None:
 
 
 def test_one_too_many_among_calls_at_the_same_time_is_reported() -> None:
-    """None of them is certain to be the last one, but all count at once."""
+    """Each call may have come before the others, but all count at the same time."""
     script = Script()
     for worker in range(4):
         script.call("hit", 10, 20, "admitted", 0, worker=worker)
@@ -103,7 +103,7 @@ def test_calls_at_the_same_time_may_come_in_any_order() -> None:
 
 def test_a_call_that_may_have_come_after_the_end_of_a_period_is_not_reported() -> None:
     script = filled(Script())
-    script.call("hit", 995, 1003, "admitted", 0)  # the first one counts until 1000 to 1005
+    script.call("hit", 995, 1003, "admitted", 0)  # the first hit expires between 1000 and 1005
     assert script.kinds() == []
 
 
@@ -140,7 +140,7 @@ def test_a_refusal_with_room_is_reported() -> None:
     ],
 )
 def test_waiting_times(wait: int | None, kinds: list[str]) -> None:
-    """The unit counts until 1000 to 1005, and the refusal was at 40 to 45."""
+    """The unit expires between 1000 and 1005, and the refusal was between 40 and 45."""
     script = filled(Script())
     script.call("hit", 40, 45, "refused", 0, wait)
     assert script.kinds() == kinds
@@ -151,7 +151,7 @@ def test_a_call_of_unknown_outcome_may_have_charged_or_not(end: int | None) -> N
     script = Script()
     script.call("hit", 0, end, "unknown", cost=3, worker=1)
     script.call("hit", 20, 25, "admitted", 2)
-    script.call("hit", 30, 35, "refused", 0, 995)  # the unknown one was done late
+    script.call("hit", 30, 35, "refused", 0, 995)  # the call of unknown outcome was carried out late
     assert script.kinds(killed={1}) == []
 
 
@@ -168,7 +168,7 @@ def test_a_call_that_outlives_its_deadline_is_reported_unless_its_worker_was_sto
     assert script.kinds(longest_us=500, pauses=[Pause(0, 100, 600)]) == []
 
 
-def test_what_a_hold_gave_back_is_free_and_what_it_kept_is_not() -> None:
+def test_units_returned_by_a_hold_are_free_and_kept_units_are_not() -> None:
     script = Script()
     hold = script.call("hold", 0, 5, "admitted", 0, cost=3)
     script.call("check", 10, 15, "refused", 0, 990)
@@ -187,7 +187,7 @@ def test_a_hold_that_was_released_and_still_counts_is_reported() -> None:
     assert script.kinds() == ["refused with room"]
 
 
-def test_a_hold_whose_release_nobody_saw_end_may_count_or_not() -> None:
+def test_a_hold_with_an_unknown_release_may_count_or_not() -> None:
     for remaining in (2, 1):
         script = Script()
         hold = script.call("hold", 0, 5, "admitted", 2)
@@ -226,10 +226,10 @@ def test_a_refused_confirmation_leaves_the_hold_open() -> None:
     assert script.kinds() == []
 
 
-def test_a_cancelled_hold_must_be_given_back_if_nothing_is_in_the_way() -> None:
+def test_a_cancelled_hold_must_be_released_in_the_absence_of_faults() -> None:
     script = Script()
     script.call("hold", 0, 5, "cancelled", cost=3)
-    script.call("hit", 50, 55, "refused", 0, 950)  # it may take until 105
+    script.call("hit", 50, 55, "refused", 0, 950)  # the release may take until 105
     script.call("hit", 200, 205, "refused", 0, 800)
     assert script.kinds(released_within_us=100) == ["refused with room"]
     assert script.kinds(released_within_us=100, faults=[(90, 120)]) == []
@@ -260,7 +260,7 @@ def test_a_renewed_lease_lasts() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["admitted", "unknown", "cancelled"])
-def test_a_place_is_free_when_its_hold_ends_whatever_became_of_a_renewal(outcome: str) -> None:
+def test_a_place_is_free_when_its_hold_ends_after_any_outcome_of_a_renewal(outcome: str) -> None:
     script = Script(PLACES)
     hold = script.call("hold", 0, 5, "admitted", 0, cost=2)
     script.call("renew", 100, 105, outcome, 0, cost=2, hold=hold)
@@ -356,7 +356,7 @@ def test_a_history_is_the_same_after_saving(tmp_path: Path) -> None:
     assert load(tmp_path / "history.jsonl") == history
 
 
-def test_what_a_burst_was_admitted_counts() -> None:
+def test_admitted_hits_of_a_burst_count() -> None:
     script = Script()
     script.call("hits", 0, 10, "admitted", 1, cost=2, times=2)
     script.call("hit", 20, 30, "admitted", 0)
@@ -365,7 +365,7 @@ def test_what_a_burst_was_admitted_counts() -> None:
     assert set(script.kinds()) == {"too many"}
 
 
-def test_what_a_burst_was_refused_does_not_count() -> None:
+def test_refused_hits_of_a_burst_do_not_count() -> None:
     script = Script()
     script.call("hits", 0, 10, "refused", 3, cost=2, times=2)
     script.call("hit", 20, 30, "refused", 3, 1)

@@ -1,4 +1,4 @@
-"""A short run of the faults on every store; `python -m tests.faults` runs longer."""
+"""A short round of faults on every store; `python -m tests.faults` runs longer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.rounds import Round
 
 CALLS = 1000
 LONGEST = 6.0
-"""Seconds after which workers end even if they have not made all calls."""
+"""Seconds after which workers end, even before their last call."""
 
 
 @pytest.mark.parametrize("store", PLACES)
@@ -32,7 +32,7 @@ def test_stores_of_a_kind_reach_their_goal_together(tmp_path: Path) -> None:
     assert [name for name in PLACES if report.is_reached(name)] == ["redis", "valkey", "cluster", "sentinel"]
 
 
-def test_a_store_whose_goal_is_reached_is_left() -> None:
+def test_a_store_that_has_reached_its_goal_is_skipped() -> None:
     reached = {"server"}
     seen = []
     for place, _, _ in rounds(

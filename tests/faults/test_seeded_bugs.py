@@ -1,4 +1,4 @@
-"""Bugs that were put into a store on purpose: the checker finds each, and finds nothing in the same store without them."""
+"""The checker finds each seeded bug of a store, and finds nothing in the same store without a bug."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.faults.worker import Orders, Worker
 SCALE = 10
 CALLS = 2000
 BURST = 200
-"""So that they make 100,000 decisions."""
+"""With this size of bursts, the calls make 100,000 decisions."""
 
 HOLDING_CALLS = 60_000
-"""Of which 3,000 are holds that are cancelled: one leak alone may be where no later call looks."""
+"""Calls that include 3,000 cancelled holds, so that several leak: no later call may check the key of a single leak."""
 
 
 def violations(
@@ -26,7 +26,7 @@ def violations(
 ) -> set[str]:
     """Return the kinds of violations in the calls of one worker on a store in memory.
 
-    The clock goes on by the call, and one thread or event loop makes all calls: so the same is found each time.
+    The result is reproducible: the clock advances per reading, and one thread or event loop makes all calls.
     """
     path = folder / "0"
     orders = Orders(

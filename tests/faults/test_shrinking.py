@@ -1,4 +1,4 @@
-"""Reduced histories."""
+"""Tests of reducing histories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.faults.test_checker import Script
 
 
 def busy() -> Script:
-    """Return a history with much that does not matter for its last second."""
+    """Return a history whose calls are irrelevant for violations after 80,000."""
     script = Script()
     for i in range(40):
         script.call("hit", 2000 * i, 2000 * i + 5, "admitted", 2)
@@ -23,7 +23,7 @@ def shrunk(history: History) -> History:
     return shrink(history, first)
 
 
-def test_of_too_many_only_those_are_left_that_are_one_too_many() -> None:
+def test_excess_admissions_are_reduced_to_one_above_the_limit() -> None:
     script = busy()
     for i in range(4):
         script.call("hit", 80_000 + 10 * i, 80_005 + 10 * i, "admitted", max(0, 2 - i), worker=1)
@@ -32,7 +32,7 @@ def test_of_too_many_only_those_are_left_that_are_one_too_many() -> None:
     assert {found.kind for found in check(small)} == {"too many"}
 
 
-def test_of_a_refusal_with_room_everything_is_left_that_may_have_been_counted() -> None:
+def test_refusal_with_room_keeps_all_calls_that_may_have_been_counted() -> None:
     script = busy()
     hold = script.call("hold", 80_000, 80_005, "admitted", 0, cost=3)
     script.call("settle", 80_010, 80_015, "done", cost=0, hold=hold)

@@ -1,4 +1,4 @@
-"""The limiters that are called under faults: a fixed set, and random ones."""
+"""The limiters under test: a fixed set, and random limiters."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.faults.history import RuleSpec
 
 DAY_US = 86_400_000_000
 ROOMY = 1000
-"""A limit that no run reaches, and the highest that every kind of rule may have on a shared store."""
+"""A limit that no run reaches; also the highest limit that every kind of rule supports on a shared store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A limiter that is called.
+    """Definition of a limiter under test.
 
     Attributes:
         rules: Its rules.
-        quotas: Quotas that some calls bring along, as the argument `quota=`.
-        others: The same rules with other limits, in force after a reload; the rules themselves by default.
-        records: Whether units are recorded, also beyond the limit.
+        quotas: Quotas that some calls pass as the argument `quota`.
+        others: The same rules with different limits, in force after a reload; empty if a reload changes nothing.
+        records: Whether `record` is called, which may exceed the limit.
     """
 
     rules: tuple[Rule, ...]
@@ -53,14 +53,14 @@ class Subject:
         return units if len(names) == 1 else dict.fromkeys(names, units)
 
     def roomy(self) -> tuple[Rule, ...]:
-        """Return the rules with a limit that is never reached, which shows every count; token buckets are unchanged."""
+        """Return the rules with limits that are never reached, so that decisions show all counts; keep token buckets."""
         return tuple(
             rule if rule.kind == "token_bucket" else with_limit(rule, max(ROOMY, rule.quota.limit))
             for rule in self.rules
         )
 
     def specs(self, *further: tuple[Rule, ...]) -> tuple[RuleSpec, ...]:
-        """Return the rules in the form that the checker needs; `further` are variants of them that are also in use."""
+        """Return the rules in the form that the checker needs; `further` contains variants of them that are also used."""
         variants = [rules for rules in (self.others, *further) if rules]
         return tuple(self._spec(*rules) for rules in zip(self.rules, *variants, strict=True))
 
@@ -86,7 +86,7 @@ def with_limit(rule: Rule, limit: int) -> Rule:
 
 
 def subjects(scale: int = 1) -> dict[str, Subject]:
-    """Return the fixed limiters by name; the faster a store is, the larger the scale that keeps them busy."""
+    """Return the fixed limiters by name; a faster store needs a larger scale to reach the limits."""
     n = scale
     log = sliding_log(f"{40 * n}/s", tiers={"pro": f"{60 * n}/s"})
     fixed = fixed_window(f"{150 * n}/s", tiers={"pro": f"{200 * n}/s"})
@@ -160,7 +160,7 @@ WINDOWS: dict[str, Callable[..., Rule]] = {
 
 
 def policy_text(store: str, limiters: Mapping[str, Subject], *, others: bool = False) -> str:
-    """Return a policy file with some limiters, or with the other limits of each."""
+    """Return the text of a policy file with some limiters, or with the changed limits of each if `others`."""
     lines = [f'[store]\nurl = "{store}"\n']
     for name, subject in limiters.items():
         rules = (others and subject.others) or subject.rules

@@ -39,7 +39,7 @@ PAUSE = 0.003
 TICK_US = 20
 FIRST_TICK_US = 1_700_000_000_000_000
 KEY_LIFE_US = 3_000_000
-"""Time after which other keys are used: unknown outcomes make the bounds of the old ones wide."""
+"""Time after which workers switch to new keys, because unknown outcomes widen the bounds of the old keys."""
 OTHERS_CANCELLED = 500
 """One in this many calls other than holds and renewals is cancelled."""
 
@@ -56,16 +56,16 @@ class Orders:
         tasks: Whether actors are tasks rather than threads.
         actors: The number of actors.
         calls: The number of calls after which it ends; 0 for no limit.
-        over: It ends when this file exists.
+        over: Path of a file; the worker ends when the file exists.
         options: Arguments of the store.
         policy: The failure policy of the limiters.
         skew_us: The error of this process's clock.
-        quotas: Whether calls may bring their own quotas.
+        quotas: Whether calls may pass the argument `quota`.
         cancels: One in this many holds and renewals in tasks is cancelled.
-        interrupts: Whether a signal handler raises in the main thread now and then.
-        full_disk: Whether this process cannot write to files now and then.
-        broken: The name of a bug to be put into a store in memory.
-        burst: The largest number of hits made at once; 1 for no bursts.
+        interrupts: Whether a signal handler raises exceptions in the main thread.
+        full_disk: Whether this process sometimes cannot write to files.
+        broken: The name of a seeded bug in a memory store; empty for none.
+        burst: The largest number of hits in a burst; 1 for no bursts.
         deadline: The deadline of calls to a remote store, in seconds; `None` for the default.
     """
 
@@ -90,20 +90,20 @@ class Orders:
 
 
 class TickingClock(WallClock):
-    """A clock that advances by a tick whenever it is read, so that a busy machine changes nothing."""
+    """A clock that advances by a tick on every reading, so that times do not depend on the machine."""
 
     def __init__(self) -> None:
         self.now_us = count(FIRST_TICK_US, TICK_US).__next__  # type: ignore[method-assign]
 
 
 class Interrupter:
-    """Raises in the main thread at any moment of a call of the library, and never elsewhere."""
+    """Raises in the main thread at random moments of library calls, and never elsewhere."""
 
     def __init__(self) -> None:
         self._is_armed = False
 
     def start(self, rng: random.Random) -> None:
-        """Begin to interrupt."""
+        """Start to interrupt at random intervals."""
         signal.signal(signal.SIGALRM, self._interrupt)
         signal.setitimer(signal.ITIMER_REAL, 0.01, rng.uniform(0.005, 0.05))
 
@@ -124,7 +124,7 @@ class Interrupter:
 
 
 class BurstActor(Actor):
-    """An actor that may make many hits on one key at once, and records equal outcomes as one call."""
+    """An actor that may make bursts of hits on one key, and records equal outcomes as one call."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         super().__init__(worker, random.Random(worker.orders.seed * 1000 + number))
@@ -164,9 +164,9 @@ class BurstActor(Actor):
             await worker.pause()
 
     async def _answers(self, hit: Callable[[], Any], times: int) -> tuple[list[Decision], list[Any]]:
-        """Return the decisions and errors of hits: all at once in tasks of a remote store, else in turn.
+        """Make hits, concurrently in tasks of a remote store, else one by one; return their decisions and errors.
 
-        In turn, it ends with the first error, and after a second: the checker sees how long they took together.
+        One by one, it stops at the first error and after a second, because the checker limits the duration of the burst.
         """
         worker, due = self._worker, time.monotonic() + 1
         decisions: list[Decision] = []
@@ -193,7 +193,7 @@ class BurstActor(Actor):
 
 
 class Worker:
-    """The process: its limiters, its history, and its end; see `Host`."""
+    """The `Host` of the actors in a worker process."""
 
     waits = 0.0
     resets = 0.002
@@ -206,7 +206,7 @@ class Worker:
         self.errors: Counter[str] = Counter()
         self.in_tasks = orders.tasks
         self.policy = orders.policy
-        # Only a limiter that raises says whether a settlement was done; a Headgate server never does so for its store.
+        # Only the policy "raise" reports a failed settlement; a Headgate server does not report failures of its store.
         self.is_certain = orders.policy == "raise" and not orders.url.startswith("http")
         self.quotas = orders.quotas
         self.calls: dict[asyncio.Future[Any], None] = {}
@@ -281,7 +281,7 @@ class Worker:
         }
 
     async def _act(self, number: int) -> None:
-        """Run one actor, have it release its holds, and check that their places are free."""
+        """Run one actor, release its holds, and make a call that shows whether their places are free."""
         actor = BurstActor(self, number)
         await actor.run()
         await actor.give_back()
@@ -292,7 +292,7 @@ class Worker:
                 await actor.call("check", name, key, 1, check)
 
     def pick_key(self, rng: random.Random) -> str:
-        """Return the name of a key that all workers share, or of this worker only."""
+        """Return the name of a key that all workers share, or of a private key."""
         if rng.random() < 0.3:
             return self._own_key()
         name = f"k{self.now() // KEY_LIFE_US}-{rng.randrange(SHARED_KEYS)}"
@@ -306,7 +306,7 @@ class Worker:
         return f"w{Path(self.orders.history).stem}"
 
     def key(self, name: str) -> str:
-        """Return the key of a name; each round has others, because counts of the last one may still be there."""
+        """Return the key in the store for a name. Each round has different keys, because old counts may remain."""
         return f"{Path(self.orders.history).parent.name} {name}"
 
     def cancels(self, operation: str) -> float:
@@ -319,12 +319,12 @@ class Worker:
             await asyncio.sleep(0)
 
     async def fail(self, operation: str, start: int, error: StoreError) -> None:
-        """Count an error of the store, and wait a little."""
+        """Count an error of the store, and wait briefly."""
         self.errors[type(error).__name__] += 1
         await self.pause()
 
     def is_over(self) -> bool:
-        """Return whether to end."""
+        """Return whether actors must stop."""
         self._made += 1
         is_late = self._made % 16 == 0 and os.path.exists(self.orders.over)  # noqa: PTH110  # it is quick
         is_done = 0 < self.orders.calls <= self._made
@@ -332,14 +332,14 @@ class Worker:
         return self._over
 
     async def pause(self) -> None:
-        """Wait a little: a store that is down fails at once, and a history need not be full of that."""
+        """Wait briefly: calls of a store that is down fail at once, and would fill the history."""
         if self.orders.tasks:
             await asyncio.sleep(PAUSE)
         elif self.store.remote:
             time.sleep(PAUSE)  # noqa: ASYNC251  # in a thread
 
     def _fill_disk(self) -> None:
-        """Take away the room for files now and then."""
+        """Forbid writing to files at random times."""
         while not self._over:
             time.sleep(self._random.uniform(0.1, 0.6))
             usual = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -349,7 +349,7 @@ class Worker:
 
 
 def open_worker_store(orders: Orders) -> Any:
-    """Return the store that a worker counts on."""
+    """Return the store of a worker."""
     if orders.url == "memory://":
         store = MemoryStore(clock=TickingClock())
         return BrokenStore(orders.broken, store) if orders.broken else store
@@ -361,13 +361,13 @@ def open_worker_store(orders: Orders) -> Any:
 
 
 def skew_clock(microseconds: int) -> None:
-    """Set the clock of this process, and of no other, to a wrong time."""
+    """Set a wrong time in this process only."""
     time.time_ns = lambda: _wall_ns() + microseconds * 1000
     time.time = lambda: time.time_ns() / 1e9
 
 
 def main() -> None:
-    """Run the worker that the argument describes."""
+    """Run the worker described by the command-line argument."""
     logging.disable(logging.CRITICAL)  # errors of stores are expected
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # a hanging worker prints its stacks
     worker = Worker(Orders(**json.loads(sys.argv[1])))

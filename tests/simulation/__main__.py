@@ -24,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed; the others follow")
-    parser.add_argument("--runs", type=int, default=0, help="the number of runs; 0 for any number")
-    parser.add_argument("--store", choices=sorted(set(STORES)), help="the only store")
-    parser.add_argument("--defects", action="store_true", help="search for the defects that are put back")
+    parser.add_argument("--seed", type=int, default=0, help="first seed; each run adds 1")
+    parser.add_argument("--runs", type=int, default=0, help="number of runs; 0 for no limit")
+    parser.add_argument("--store", choices=sorted(set(STORES)), help="simulate only this store")
+    parser.add_argument("--defects", action="store_true", help="search for reintroduced defects")
     options = parser.parse_args(arguments)
     if options.defects:
         return search(60 * options.minutes)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def search(seconds: float) -> int:
-    """Search for each defect, from seed 0 on, for some seconds of CPU time; return how many were not found."""
+    """Search for each defect from seed 0 on, for some seconds of CPU time; return the number of missed defects."""
     missed = 0
     for defect in DEFECTS:
         began, seed = time.process_time(), 0

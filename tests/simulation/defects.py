@@ -1,7 +1,7 @@
-"""Defects that are put back on purpose, to see that the simulator finds them.
+"""Defects that are reintroduced on purpose, to prove that the simulator finds them.
 
-The first three are the bugs of the fault runner, and as rare as there (`tests/faults/broken.py`). The others were in the
-code once, and are named in CHANGELOG.md or docs/proof.md.
+The first three are seeded bugs of the fault runs, with the same frequency (`tests/faults/broken.py`). The others were once
+in the code, and are named in CHANGELOG.md or docs/proof.md.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Defect(NamedTuple):
 
 
 def run_with(defect: Defect, seed: int) -> Outcome:
-    """Run one simulation of the code with a defect; a defect that shows rarely does so by the same seed."""
+    """Run one simulation of the code with a defect; the seed also decides when a rare defect occurs."""
     with put_back(defect, seed):
         return defect.run(seed)
 
 
 @contextmanager
 def put_back(defect: Defect, seed: int) -> Iterator[None]:
-    """Patch a defect in for the length of a block."""
+    """Reintroduce a defect within a block."""
     patches = defect.patches(Random(seed)) if callable(defect.patches) else defect.patches
     with ExitStack() as stack:
         for target, name, value in patches:
@@ -107,7 +107,7 @@ def _fails_open(rng: Random) -> tuple[Patch, ...]:
 
 
 def _leaks(rng: Random) -> tuple[Patch, ...]:
-    """Keep one cancelled hold in a thousand."""
+    """Do not release one cancelled hold in a thousand."""
 
     def release_request(*arguments: Any) -> Any:
         return None if not rng.randrange(LEAKS_ONE_IN) else _release_request(*arguments)
@@ -116,7 +116,7 @@ def _leaks(rng: Random) -> tuple[Patch, ...]:
 
 
 async def _renew_with_new_lease(self: Any, *, now: float | None = None) -> Decision:
-    """Take new places, then give the old ones back; a caller that is cancelled in between never learns of the new ones."""
+    """Take new places, then return the old ones; a caller that is cancelled in between loses the new ones."""
     request = self._renewal(now)
     if request is None:
         return self.decision.as_refused()
@@ -129,7 +129,7 @@ async def _renew_with_new_lease(self: Any, *, now: float | None = None) -> Decis
 
 
 def _answer_replica_as_reset(self: Any, calls: Any, reply: Any) -> Any:
-    """Fail what follows on the connection as if the server were away."""
+    """Treat the error of a replica as a closed connection."""
     try:
         return _answer(self, calls, reply)
     except Exception as error:
@@ -205,7 +205,7 @@ SLOW_HITS = {
     "resets": 0,
     "exits": False,
 }
-"""Calls with pauses, so that most of them are admitted."""
+"""Calls with pauses, so that most calls are admitted."""
 CANCELLED_HOLDS = {"actors": 12, "calls": 100, "cancels": 0.4, "thinks": 0.2, "bursts": 0, "resets": 0}
 
 DEFECTS = (

@@ -1,4 +1,4 @@
-"""Faults: which of them a run has, and how they are made."""
+"""The kinds of faults, and their injection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.faults.history import Loss, Pause
 from tests.simulation.network import Link
 
 ON_CONNECTIONS = ("delay", "cut", "lose_reply", "darken", "hang_up", "wrong_reply", "terminate")
-"""Faults of a single connection. They are made more often than those of a whole process or server."""
+"""Faults of a single connection. They are injected more often than faults of a whole process or server."""
 FAULTS = (
     *ON_CONNECTIONS,
     *("block", "kill", "set_clock", "reload"),
@@ -25,30 +25,30 @@ NOT_OF = {
     "server": ("terminate", "demote", "failover", "move_slots", "step", "drift"),
     "threads": ("terminate", "move_slots", "kill"),
 }
-"""Faults that a store cannot have."""
+"""Faults that do not apply to a store."""
 HARMLESS = ("set_clock", "reload", "step", "drift", "terminate", "kill")
-"""Faults for which no call may fail."""
+"""Faults that must not make calls fail."""
 
 SETTLING_US = 3_000_000
-"""Time after a fault within which everything must work again."""
+"""Time after a fault during which calls may still fail."""
 
 SNAPSHOT_SECONDS = 0.05
-"""Seconds between two states that a failover may restore; it restores one of the last four."""
+"""Seconds between two snapshots of the states; a failover restores one of the last four snapshots."""
 
 
 class FaultInjector:
-    """Makes faults at random times.
+    """Injects faults at random times.
 
     Args:
         world: The run.
-        kinds: The faults, by method name.
-        gap: The average number of seconds between two of them.
-        most: The largest number of faults.
+        kinds: The method names of the faults.
+        gap: The average number of seconds between two faults.
+        most: The maximum number of faults.
 
     Attributes:
-        losses: Writes that the servers have lost.
+        losses: Losses of writes by the servers.
         pauses: Times in which processes were stopped.
-        back_us: The sum of all steps of the servers' clock back.
+        back_us: The total time by which the servers' clock was set back.
     """
 
     def __init__(self, world: Any, kinds: list[str], gap: float, most: int) -> None:
@@ -67,13 +67,13 @@ class FaultInjector:
         self._is_over = not kinds
 
     def start(self) -> None:
-        """Begin to make faults."""
+        """Start to inject faults."""
         self._schedule()
         if "failover" in self.kinds:
             self._take_snapshot()
 
     def stop(self) -> None:
-        """Stop making faults, and end lasting ones."""
+        """Stop injecting faults, and end ongoing faults."""
         self._is_over = True
         for server in self.network.servers.values():
             server.is_up, server.silent_until = True, 0.0
@@ -105,7 +105,7 @@ class FaultInjector:
     # --- Connections
 
     def delay(self) -> None:
-        """Delay a connection, so that others overtake it."""
+        """Delay a connection, so that messages on other connections overtake its messages."""
         if (link := self._pick_link()) is not None:
             seconds = self._pick_seconds(0.005, 0.05, 0.4, 1.5)
             self.network.fault("delay", seconds)
@@ -130,14 +130,14 @@ class FaultInjector:
         self._break("darken", lambda link: setattr(link, "is_dark", True))
 
     def hang_up(self) -> None:
-        """Close a connection from the server."""
+        """Close a connection at the server."""
         self._break("hang_up", Link.break_off)
 
     def terminate(self) -> None:
-        """End a database session instead of answering; nothing was done."""
+        """End a database session instead of executing its next statement."""
         if (link := self._pick_link()) is not None:
             now = self.timeline.time()
-            if now < self._terminated + 2:  # a call is sent again once
+            if now < self._terminated + 2:  # a call is repeated only once, so it may fail now
                 self.network.fault("terminate", 0.1)
             else:
                 self.network.count("terminate")
@@ -145,7 +145,7 @@ class FaultInjector:
             link.session.next_reply = link.server.goodbye
 
     def wrong_reply(self) -> None:
-        """Answer one request with an error or an invalid reply."""
+        """Send an error or an invalid reply instead of executing a request."""
         link = self._pick_link()
         if link is not None and link.session.next_reply is None and link.server.wrong_replies:
             link.session.fault = self.network.fault("wrong_reply", 1e9)
@@ -158,7 +158,7 @@ class FaultInjector:
         program = self._rng.choice(self.world.programs)
         seconds = self._pick_seconds(0.002, 0.05, 0.3, 3.0)
         now = self.network.now_us()
-        for span in self.network.faults:  # the process notices later that they are over
+        for span in self.network.faults:  # the process notices later that these faults have ended
             if span[1] >= now - SETTLING_US:
                 span[1] += round(seconds * 1e6)
         self.network.fault("block", seconds)
@@ -181,7 +181,7 @@ class FaultInjector:
         clock.drift(self._rng.choice((0, 0.001, -0.05)))
 
     def reload(self) -> None:
-        """Put other limits in force in a process, or on the Headgate server."""
+        """Reload limits in a process, or on the Headgate server."""
         self.network.count("reload")
         self.world.reload(self._rng.choice(self.world.programs), others=self._rng.random() < 0.5)
 
@@ -197,7 +197,7 @@ class FaultInjector:
         server.silent_until = max(server.silent_until, self.timeline.time() + seconds)
 
     def restart(self) -> None:
-        """Restart a server: connections end, and it is away for a while."""
+        """Restart a server: connections end, and it is unreachable for a while."""
         self._restart(self._pick_server())
 
     def _restart(self, server: Any) -> None:
@@ -212,14 +212,14 @@ class FaultInjector:
         self.timeline.after(seconds, partial(setattr, server, "is_up", True))
 
     def demote(self) -> None:
-        """Make the server a replica for a while: it refuses to write."""
+        """Make the server a replica for a while: it refuses writes."""
         seconds, server = self._rng.random() * 0.05, self._pick_server()
         self.network.fault("demote", seconds)
         server.is_replica = True
         self.timeline.after(seconds, partial(setattr, server, "is_replica", False))
 
     def failover(self) -> None:
-        """Put a replica, which has not seen the last writes, in the place of a server."""
+        """Replace a server with a replica that lacks the last writes."""
         self.network.count("failover")
         at, states = self._rng.choice(self._snapshots[-4:])
         since = at - 1000 - self.back_us
@@ -256,7 +256,7 @@ class FaultInjector:
         by, now = self._rng.choice((-3000, -300, 500, 20_000, 700_000)), self.network.now_us()
         if by < 0:
             self.back_us -= by
-        else:  # by that clock, everything that lasts ends later
+        else:  # on this clock, ongoing faults end later
             for span in self.network.faults:
                 span[1] += by * (span[1] >= now)
             self.pauses.append(Pause(-1, now, now + by))

@@ -76,7 +76,7 @@ class HeadgateServer(Server):
         network.servers[PORT] = self
 
     def reload(self, policy: str) -> None:
-        """Put another policy in force."""
+        """Reload the policy."""
         self._live._use(parse_policy(policy))
 
     def session(self, link: Link) -> Session:
@@ -92,7 +92,7 @@ class ServerClock(WallClock):
 
 
 class HttpSession(Session):
-    """A connection to our server."""
+    """A connection to the Headgate server."""
 
     def __init__(self, server: Server, link: Link) -> None:
         super().__init__(server, link)
@@ -101,7 +101,7 @@ class HttpSession(Session):
         self._body = b""
 
     def receive(self, data: bytes) -> None:
-        """Answer a request that is complete."""
+        """Reply to each complete request."""
         self._parser.receive_data(data)
         while isinstance(event := self._parser.next_event(), (h11.Request, h11.Data, h11.EndOfMessage)):
             if isinstance(event, h11.Request):
@@ -109,7 +109,7 @@ class HttpSession(Session):
             elif isinstance(event, h11.Data):
                 self._body += event.data
             elif isinstance(event, h11.EndOfMessage):
-                if (reply := self.instead()) is not None:
+                if (reply := self.take_next_reply()) is not None:
                     self.send(reply)
                     self.link.break_off()
                     return

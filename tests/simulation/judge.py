@@ -1,4 +1,4 @@
-"""Checks beyond the history checker: calls that fail without a reason."""
+"""Checks in addition to the history checker: a fault must explain each failed call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.simulation.faults import SETTLING_US
 from tests.simulation.program import DEADLINE
 
 EXCUSES = {"demote": ("StoreMisconfigured",), "block": ("StoreOverloaded",)}
-"""Errors that a fault explains; any error, if it is not listed. A replica answers, so it is not away; nor is a server whose
-replies a blocked event loop does not read."""
+"""Errors that a fault explains; a fault that is not listed explains any error. A replica and a blocked event loop must not
+be reported as an unreachable server."""
 
 CLOSE_US = 40_000
-"""The longest time to connect and to get an answer without a fault."""
+"""The longest time to connect and to get a reply without a fault."""
 
 STEP_US = 100_000
-"""The most by which the clock of the servers may have been set back."""
+"""The maximum time by which the servers' clock is set back."""
 
 Failure = tuple[int, int, str, str]
 """A call that failed: its start and end, the error, and the reason."""
@@ -37,13 +37,13 @@ def judge(history: History, faults: list[list[Any]], errors: list[Failure]) -> I
 
 
 def explains(fault: list[Any], start: int, end: int, error: str) -> bool:
-    """Return whether a fault may be the reason of an error."""
+    """Return whether a fault may have caused an error."""
     begin, stop, kind = fault
     return begin - STEP_US <= end and start <= stop + SETTLING_US and error in EXCUSES.get(kind, (error,))
 
 
 def ends_at_deadline(history: History, errors: list[Failure]) -> Iterator[list[Any]]:
-    """Yield, as faults, the stops of processes that ended close to the deadline of a call that failed."""
+    """Yield, as faults, the pauses of processes that ended close to the deadline of a failed call."""
     dues = [start + round(DEADLINE * 1e6) for start, _, error, _ in errors if error == "StoreTimeout"]
     for _, start, end in history.pauses:
         if any(abs(due - end) < CLOSE_US for due in dues):
@@ -51,10 +51,10 @@ def ends_at_deadline(history: History, errors: list[Failure]) -> Iterator[list[A
 
 
 def has_refunded_lost_hold(history: History) -> bool:
-    """Return whether a hold was ended that a failover may have lost.
+    """Return whether a hold was settled, confirmed or renewed that a failover may have lost.
 
-    A receipt of a window names the state and the window. If the state was restored without the hold, ending it gives back
-    units of others. No store promises otherwise: `guarantees.may_lose` names the loss.
+    The receipt of a window identifies the state and the window. If a failover restored the state without the hold, a refund
+    of the hold returns units of other calls. Stores declare this loss in `guarantees.may_lose`.
     """
     lost = {
         (call.worker, call.number)

@@ -1,13 +1,13 @@
 """A simulation of leases: many processes take chunks from one store, over a network that delays and loses messages.
 
-The code under test is the gate of the library, on the pure algorithms. Time, network and processes are simulated, and follow
-from a seed. Clocks of processes drift; processes pause, are killed and start again; keys are reset, and tiers with other
-limits alternate. Each admission is checked at once against the promise of its rule: what was admitted must fit into the
-limit, whichever process admitted it. Two cases have another bound, as documented: after a reset, what was granted to other
-processes before may be admitted in addition; and after a change to a lower limit, the higher one holds for one lease more.
+The code under test is the library's gate, on the pure algorithms. Time, network and processes are simulated and determined
+by a seed. Clocks of processes drift; processes pause, are killed and restart; keys are reset, and tiers with different
+limits alternate. Each admission is immediately checked against the promise of its rule: the units admitted by all processes
+must not exceed the limit. Two documented cases have other bounds: after a reset, units granted to other processes before
+the reset may be admitted in addition; after a change to a lower limit, the higher limit applies for one more lease.
 
-Hits of a process come in bursts. All hits of a burst that fit into the open chunk are taken from it in one step: it is the
-same instant, so the effect is the same as one by one.
+Hits of a process come in bursts. The hits of a burst that fit into the open chunk are taken from it in one step: they
+happen at the same instant, so the effect is the same as for single hits.
 
 `python -m tests.simulation.leases --decisions 100000000` makes a long run; `--scale` prints the figures of docs/scale.md.
 """
@@ -39,7 +39,7 @@ SECOND = 1_000_000_000  # nanoseconds
 START = 1_800_000_000 * SECOND
 PERIOD_US = 60_000_000
 TASKS = 8
-"""Calls of a process that wait for the store at a time."""
+"""The number of hits of a burst that a process sends to the store concurrently."""
 KINDS: dict[str, Callable[[str], Rule]] = {
     "sliding_window": sliding_window,
     "sliding_log": sliding_log,
@@ -96,7 +96,7 @@ class Judge:
                 raise TooMany(f"{self.units} units of {self.rule} were admitted at {now}")
 
     def reset(self, now: int, granted: int) -> None:
-        """Forget all admissions; the units `granted` before may be admitted in addition."""
+        """Forget all admissions; `granted` units may be admitted in addition."""
         self._admitted.clear()
         self.units = self._level = 0
         self._excused.append((now + 2 * self.period, granted))
@@ -114,7 +114,7 @@ class Process:
     paused_until: int = 0
     refused_at: int = -1
     local: int = 0
-    """Hits decided locally since the last one that the store decided."""
+    """Number of hits decided locally since the last hit decided by the store."""
 
 
 @dataclass(slots=True)
@@ -180,16 +180,16 @@ class Simulation:
         self._numbers = count()
         shares = [self.random.uniform(0.2, 1) ** 3 for _ in range(processes)]  # uneven
         self.per_second = load * quota.limit * 1e6 / min(PERIOD_US, quota.period_us)
-        self._tide = 1.0
+        self._demand = 1.0
         for share in shares:
             self.start(self.per_second * share / sum(shares))
         if has_faults:
-            self._turn_tide()
+            self._change_demand()
             if quota.limit != min(rule.quota_for("low").limit for rule in rules):
                 self._change_tier()
 
     def forget_allowance(self) -> None:
-        """Make the store decide as if no time passed between charging and admitting: a bug to be found."""
+        """Seed a bug: the store decides as if no time passed between charging and admitting."""
         self._store = ReferenceStore().bind("simulated", leased(self.rules, 0))
 
     def run(self, seconds: float, decisions: int) -> Figures:
@@ -201,7 +201,7 @@ class Simulation:
         return self.figures
 
     def call_store(self, process: Process, request: Request) -> Answer:
-        """Decide a request in the store, at the present time."""
+        """Decide a request in the store, at the current time."""
         answer = self._store.decide(request.at(self.now // 1000))
         if answer[0].allowed:
             if request.tier is None:
@@ -215,7 +215,7 @@ class Simulation:
         return answer
 
     def admit(self, key: Key | None, units: int) -> None:
-        """Check admissions of a key, at the present time."""
+        """Check admissions of a key, at the current time."""
         tier = None if self.now <= self._high_until else self.tier
         for rule, part in zip(self.rules, self._pick(key), strict=True):
             judge = self.judges.get((rule, part))
@@ -238,7 +238,7 @@ class Simulation:
                 judge.reset(self.now, sum(recent))
 
     def refund(self, receipts: Receipts, cost: Costs) -> None:
-        """Return units to the store, at the present time."""
+        """Return units to the store, at the current time."""
         self._store.refund(receipts, cost, self.now // 1000)
 
     def later(self, length: int, event: Callable[[], None]) -> None:
@@ -246,17 +246,17 @@ class Simulation:
         heappush(self._events, (self.now + length, next(self._numbers), event))
 
     def travel_time(self) -> int:
-        """Return the time of one message; few take long."""
+        """Return the random latency of one message in nanoseconds."""
         slow = self.has_faults and self.random.random() < 0.05
         return int(self.random.expovariate(1) * SECOND * (0.5 if slow else 0.0005)) + 1
 
-    def _turn_tide(self) -> None:
-        """Change the demand of all processes, so that the limit is reached now and then."""
-        self._tide = self.random.choice((0.02, 0.5, 1, 4))
-        self.later(self.random.randrange(1, 40) * SECOND, self._turn_tide)
+    def _change_demand(self) -> None:
+        """Change the demand of all processes now and later, so that they sometimes reach the limit."""
+        self._demand = self.random.choice((0.02, 0.5, 1, 4))
+        self.later(self.random.randrange(1, 40) * SECOND, self._change_demand)
 
     def _change_tier(self) -> None:
-        """Give all callers the other tier from now on."""
+        """Switch all callers to the other tier, now and later."""
         self.tier = "low" if self.tier is None else None
         self.later(self.random.randrange(5, 60) * SECOND, self._change_tier)
 
@@ -285,11 +285,11 @@ class Simulation:
             self._disturb(process)
         else:
             self._hit(process, self.random.choice(self.keys), size)
-        gap = size / (process.rate * self._tide) * self.random.expovariate(1)
+        gap = size / (process.rate * self._demand) * self.random.expovariate(1)
         self._resume_later(process, int(gap * SECOND), lambda: self._act(process))
 
     def _hit(self, process: Process, key: Key, size: int) -> None:
-        """Make hits: at once from the open chunk; `TASKS` at a time if they must wait for the store."""
+        """Make hits: in one step from the open chunk, then `TASKS` at a time through the store."""
         figures = self.figures
         request = Request("hit", key, 1, self.tier)
         identity = process.book.identity_of(request)
@@ -314,14 +314,14 @@ class Simulation:
         if size > TASKS:
             since = self.now
 
-            def go_on() -> None:
-                if process.refused_at < since:  # a refused caller does not come back at once
+            def continue_burst() -> None:
+                if process.refused_at < since:  # refused callers do not retry at once
                     self._hit(process, key, size - TASKS)
 
-            self._resume_later(process, 2 * SECOND // 1000, go_on)
+            self._resume_later(process, 2 * SECOND // 1000, continue_burst)
 
     def _count(self, process: Process, key: Key, answer: Answer) -> None:
-        """Count the answer to a hit; a hit that the store decided was judged there."""
+        """Count the answer to a hit, and check local admissions; `call_store` has checked those of the store."""
         decision = answer[0]
         if decision.leased:
             self.figures.leased += 1

@@ -2,8 +2,8 @@
 
 Every process has its own queue of callbacks and its own timers, and runs one *turn* at a time, like a real event loop: first
 the connections with new data, in random order, then the timers that are due, then all ready callbacks, first in, first
-out. Which process runs next is random. Nothing waits: if no process has anything to do, the clock moves to the next
-event. All randomness comes from one generator, so a seed replays exactly.
+out. Which process runs next is random. Nothing sleeps: if no process can run, the clock moves to the next event. All
+randomness comes from one generator, so a seed replays exactly.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from tests.simulation.timeline import HOST, Process, Stuck, Timeline
 
 MOST_TURNS = 500_000
-"""More than any run needs."""
+"""A run with more turns counts as stuck."""
 
 
 class LoopProcess(Process):
     """A process with an event loop.
 
     Attributes:
-        ready: Callbacks that are to run.
+        ready: Callbacks that are ready to run.
         timers: Callbacks by time.
         arrived: Callbacks of connections with new data.
-        tasks: The tasks that were in progress when it was killed; nothing may collect them.
+        tasks: Tasks in progress when the process was killed, kept so that they are not garbage-collected.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -41,7 +41,7 @@ class LoopProcess(Process):
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def wakes_at(self, now: float) -> float:
-        """Return when it has something to do."""
+        """Return the time at which the process can run next."""
         if self.is_dead:
             return float("inf")
         while self.timers and self.timers[0][2].cancelled():
@@ -73,7 +73,7 @@ class SimulatedLoop(Timeline, asyncio.BaseEventLoop):
         return process
 
     def current(self) -> Process:
-        """Return the process that runs; background tasks have no context of it."""
+        """Return the running process, also for background tasks without its context."""
         return HOST.get(self._running or self.world)
 
     def start(self, process: Process, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -81,15 +81,15 @@ class SimulatedLoop(Timeline, asyncio.BaseEventLoop):
         self.create_task(work(), context=process.context).add_done_callback(self._on_end)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task of the world to its end."""
+        """Run a task outside of the simulated processes to its end."""
         self.run_until_complete(self.create_task(work(), context=self.world.context))
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in a task."""
+        """Suspend a task."""
         await asyncio.sleep(seconds)
 
     def wait(self, is_ready: Callable[[], bool], seconds: float) -> bool:
-        """Block a thread outside of all event loops, which run on."""
+        """Block the caller like a thread, while all event loops continue."""
         due = self._now + seconds
         self.at(due, lambda: None)
         while not is_ready() and self._now < due:
@@ -97,12 +97,12 @@ class SimulatedLoop(Timeline, asyncio.BaseEventLoop):
         return is_ready()
 
     def kill(self, process: LoopProcess) -> None:
-        """End a process at once; nothing of it runs again."""
+        """Kill a process; its callbacks never run again."""
         process.is_dead = True
         process.tasks = asyncio.all_tasks(self)
 
     def drop(self) -> None:
-        """Drop everything that is left, and close the loop."""
+        """Discard pending callbacks and timers, and close the loop."""
         for process in self.processes:
             process.ready.clear()
             process.timers.clear()
@@ -137,13 +137,13 @@ class SimulatedLoop(Timeline, asyncio.BaseEventLoop):
         return await self.connect(factory, port)
 
     def run_in_executor(self, executor: Any, work: Any, *args: Any) -> Any:
-        """Run a function as another thread would: while it blocks, all processes run on."""
+        """Run a function as if in another thread: all processes continue while it blocks."""
         future, process = self.create_future(), self.current()
 
         def run() -> None:
             try:
                 result, error = process.context.copy().run(work, *args), None
-            except Exception as cause:  # noqa: BLE001  # it is raised where the future is awaited
+            except Exception as cause:  # noqa: BLE001  # raised where the future is awaited
                 result, error = None, cause
             if not future.done() and not process.is_dead:
                 finish = (
@@ -186,13 +186,13 @@ class SimulatedLoop(Timeline, asyncio.BaseEventLoop):
             return
         following = min(following, *(at for at, _ in wakes))
         if following == float("inf"):
-            raise Stuck("nothing can happen any more")
+            raise Stuck("no process can run, and no event is pending")
         self._now = max(self._now, following)
 
     def _turn(self, process: LoopProcess) -> None:
         self._turns += 1
         if self._turns > MOST_TURNS:
-            raise Stuck(f"no end after {MOST_TURNS} turns")
+            raise Stuck(f"the run did not end within {MOST_TURNS} turns")
         self._running = process
         if process.arrived:
             arrived, process.arrived = list(process.arrived.values()), {}

@@ -1,4 +1,4 @@
-"""Connections in memory: bytes that arrive late, in pieces, only up to a point, or never.
+"""Connections in memory: bytes arrive late, in pieces, partly, or never.
 
 A `Link` is one connection. Clients use it as an asyncio transport or as a socket, servers through a session.
 """
@@ -24,7 +24,7 @@ class Network:
         links: The open connections.
         faults: Start, end and kind of each fault, by the clock of the servers in microseconds; the end may change.
         injected: The number of faults by kind.
-        unread: The number of replies that had arrived when their connection was closed, and were not read.
+        unread: The number of replies that had arrived but were unread when their connection was closed.
     """
 
     def __init__(self, timeline: Any) -> None:
@@ -39,11 +39,11 @@ class Network:
         timeline.connect = self.open_stream
 
     def now_us(self) -> int:
-        """Return the time by the clock of the servers."""
+        """Return the time of the servers' clock in microseconds."""
         return self.clock.now_us()
 
     def count(self, kind: str) -> None:
-        """Count a fault for which no call may fail."""
+        """Count a fault that must not make calls fail."""
         self.injected[kind] = self.injected.get(kind, 0) + 1
 
     def fault(self, kind: str, seconds: float) -> list[Any]:
@@ -55,12 +55,12 @@ class Network:
         return span
 
     def latency(self) -> float:
-        """Return the seconds that a message takes."""
+        """Return the random latency of a message in seconds."""
         choice = self.rng.random()
         return 5e-5 + (self.rng.random() ** 3) * (2e-4 if choice < 0.9 else 0.01)
 
     def dial(self, port: int, on_end: Callable[[bool], object]) -> None:
-        """Ask for a connection to a port; pass on whether the server accepts it."""
+        """Request a connection to a port; call `on_end` with whether the server accepts it."""
         server, timeline = self.servers[port], self.timeline
         at = max(timeline.time(), server.silent_until) + self.latency()
         timeline.at(at, lambda: on_end(server.is_up))
@@ -110,10 +110,10 @@ class Link:
         server: The server at its end.
         process: The process that opened it.
         inbox: Bytes that arrived at the client and are unread.
-        is_over: Whether the end has arrived there.
+        is_over: Whether the client has received the end of the connection.
         is_closed: Whether the client has closed it.
         reader: Called in a turn of the process while there is something to read.
-        left: The bytes that still pass to the server and to the client; `None` for any number.
+        left: The number of bytes that the server and the client can still receive; `None` for no limit.
         is_dark: Whether everything on it is lost silently.
         open_fault: The fault that lasts until the client notices it.
     """
@@ -224,7 +224,7 @@ class Link:
 
 
 class SimulatedTransport(asyncio.Transport):
-    """A link for an asyncio protocol."""
+    """The transport of a link, for an asyncio protocol."""
 
     def __init__(self, link: Link, protocol: Any) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class SimulatedTransport(asyncio.Transport):
 
 
 class SimulatedSocket:
-    """A link for code that uses sockets; the timeline decides how a thread waits."""
+    """The socket of a link; threads wait for it through the timeline."""
 
     def __init__(self, link: Link, seconds: float | None) -> None:
         self._link = link
@@ -312,7 +312,7 @@ class SimulatedSocket:
 
 
 class SimulatedPoller:
-    """Waits for a link in a thread; a task never waits here."""
+    """Waits for data of a link in a thread; tasks do not wait here."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -37,9 +37,9 @@ OPERATIONS = {
 class SimulatedPGconn:
     """The part of a libpq connection in pipeline mode that the store uses.
 
-    Messages are frames: a length, one byte of kind, and the rest. A frame to the server is a statement with its arguments. A
-    frame from there is a value (`v`), no value (`n`), an error (`e`: SQLSTATE, severity, text), or the message of a server
-    that ends the connection (`x`), after which nothing follows.
+    Messages are frames: a length, a kind of one byte, and the body. A frame to the server is a statement with its arguments.
+    A frame from the server is a value (`v`), no value (`n`), an error (`e`: SQLSTATE, severity, text), or the last message
+    before the server ends the connection (`x`).
     """
 
     def __init__(self, link: Link) -> None:
@@ -114,12 +114,12 @@ class SimulatedPGconn:
 
 
 def frame(kind: bytes, body: bytes) -> bytes:
-    """Return a message as it travels."""
+    """Encode a message."""
     return struct.pack(">ic", len(body), kind) + body
 
 
 def frames(buffer: bytearray) -> list[tuple[bytes, bytes]]:
-    """Take all complete messages out of a buffer."""
+    """Remove all complete messages from a buffer, and return them."""
     found = []
     while len(buffer) >= 5:
         size, kind = struct.unpack_from(">ic", buffer)
@@ -161,7 +161,7 @@ class PostgresSession(Session):
         self._buffer = bytearray()
 
     def receive(self, data: bytes) -> None:
-        """Answer all statements that are complete."""
+        """Reply to all complete statements."""
         self._buffer += data
         for _, body in frames(self._buffer):
             if not self.is_over:
@@ -171,7 +171,7 @@ class PostgresSession(Session):
 
     def _answer(self, statement: list[Any]) -> bytes:
         name, *arguments = statement
-        if (reply := self.instead(is_read=name == b"one")) is not None:
+        if (reply := self.take_next_reply(is_read=name == b"one")) is not None:
             return reply
         if self.server.is_replica:
             return frame(b"e", b"25006 ERROR cannot execute UPDATE in a read-only transaction")

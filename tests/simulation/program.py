@@ -31,9 +31,9 @@ class Plan:
         cancels: The share of calls that are cancelled.
         thinks: The longest pause between two calls, in seconds.
         policy: The failure policy.
-        bursts: The largest number of calls that are made at once now and then.
+        bursts: The upper bound of the number of calls in a burst; 0 for no bursts.
         resets: The share of calls that reset a key.
-        exits: Whether processes end properly in the middle of their calls.
+        exits: Whether processes shut down cleanly in the middle of their calls.
     """
 
     actors: int
@@ -47,12 +47,12 @@ class Plan:
 
 
 class Program:
-    """A process; see `Host`.
+    """A simulated process, the `Host` of its actors.
 
     Attributes:
-        number: Its number as a worker of the history.
+        number: Its number as a worker in the history.
         events: The recorded events.
-        errors: Calls that failed: their starts and ends, the error, and the reason.
+        errors: Start, end, error and reason of each failed call.
         is_done: Whether it ended or was killed.
     """
 
@@ -93,7 +93,7 @@ class Program:
         self.reload(others=False)
 
     def reload(self, *, others: bool) -> None:
-        """Put the rules, or the same rules with other limits, in force."""
+        """Create the limiters, with changed limits if `others`."""
         kind = AsyncLimiter if self.in_tasks else Limiter
         self.limiters = {
             name: kind(
@@ -120,10 +120,10 @@ class Program:
             self.is_done = not self._running
 
     async def _exit(self) -> None:
-        """End in the middle of the calls: cancel them, and close the store."""
+        """Shut down in the middle of the calls: cancel them, and close the store."""
         await asyncio.sleep(self._random.random() * self._plan.calls * max(self._plan.thinks, 0.001))
         self._left = 0
-        for _ in range(2):  # the calls of a burst may be there one turn later
+        for _ in range(2):  # the calls of a burst may start one turn later
             for call in list(self.calls):
                 call.cancel()
             await asyncio.sleep(0)
@@ -137,12 +137,12 @@ class Program:
             self.store.close()
 
     def is_over(self) -> bool:
-        """Count a call, and return whether it is one too many."""
+        """Count a call, and return whether actors must stop instead of making it."""
         self._left -= 1
         return self._left < 0
 
     def pick_key(self, rng: Random) -> str:
-        """Return a key that all processes share, or of this process only."""
+        """Return a key that all processes share, or a private key of this process."""
         return rng.choice(("a", "a", "b", f"p{self.number}"))
 
     def key(self, name: str) -> str:
@@ -163,13 +163,13 @@ class Program:
             await self._timeline.sleep(rng.random() * self._plan.thinks)
 
     async def fail(self, operation: str, start: int, error: StoreError) -> None:
-        """Note a call that failed, and wait a little."""
+        """Record a failed call, and wait briefly."""
         self.errors.append((start, self.now(), type(error).__name__, f"{operation}: {error}"))
         await self._timeline.sleep(0.003)
 
 
 class SimulatedActor(Actor):
-    """An actor that makes several calls at once now and then."""
+    """An actor that sometimes makes several calls concurrently."""
 
     def __init__(self, program: Program, rng: Random, bursts: int) -> None:
         super().__init__(program, rng)

@@ -1,4 +1,4 @@
-"""A simulated Redis server with the script, alone, in a cluster, or watched by Sentinels."""
+"""A simulated Redis server that executes Headgate's script: alone, in a cluster, or with Sentinels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPERATIONS = {
 }
 SLOTS = 16384
 BLOCK = SLOTS // 16
-"""Slots that move together."""
+"""Number of slots that move together."""
 
 
 class RedisServer(Server):
@@ -44,7 +44,7 @@ class RedisServer(Server):
 
     Attributes:
         port: Its port.
-        cluster: The cluster that it is a node of, or None.
+        cluster: The cluster of this node, or None.
     """
 
     wrong_replies = (
@@ -81,7 +81,7 @@ class RedisSession(Session):
         self._is_asking = False
 
     def receive(self, data: bytes) -> None:
-        """Answer all commands that are complete."""
+        """Reply to all complete commands."""
         self._reader.feed(data)
         while (command := self._reader.gets()) is not False:
             reply = self._answer(command)
@@ -97,7 +97,7 @@ class RedisSession(Session):
         size = int(command[2])
         keys, bodies = command[3 : 3 + size], command[3 + size :]
         is_read = not {"refund", "reset", "queue"} & {OPERATIONS[lua.Operation(body[0])] for body in bodies}
-        if (reply := self.instead(is_read=is_read)) is not None:
+        if (reply := self.take_next_reply(is_read=is_read)) is not None:
             return reply
         if server.cluster and (elsewhere := server.cluster.redirection(server, keys, self._is_asking)):
             return _resp(elsewhere)
@@ -185,8 +185,8 @@ def _resp(reply: Any) -> bytes:
 class Cluster:
     """The nodes of a cluster, and the slots of each.
 
-    The nodes share their states: moving slots changes only their owner. One node has no slots; it takes over
-    those of a node that fails, and that node comes back without slots.
+    The nodes share their states: moving slots changes only their owner. One node is a spare without slots. It takes over the
+    slots of a failed node, which then becomes the spare.
     """
 
     def __init__(self, network: Network) -> None:
@@ -210,7 +210,7 @@ class Cluster:
         ]
 
     def redirection(self, node: RedisServer, keys: list[bytes], is_asking: bool) -> Exception | None:
-        """Return the error of a node that does not have the slot of a request."""
+        """Return the redirection of a node that does not own the slot of a request, or None."""
         slot = int(key_slot(keys[0]))
         owner, target = self._owners[slot // BLOCK], self._moving.get(slot // BLOCK)
         if node is owner and target is not None:
@@ -220,7 +220,7 @@ class Cluster:
         return Exception(f"MOVED {slot} {HOST}:{owner.port}")
 
     def begin_move(self, rng: Random) -> int:
-        """Start to move a block of slots to another node, and return it."""
+        """Start to move a random block of slots to another node; return the block."""
         block = rng.randrange(len(self._owners))
         others = [node for node in self.nodes if node not in (self._owners[block], self._spare)]
         self._moving[block] = rng.choice(others)
@@ -232,7 +232,7 @@ class Cluster:
             self._owners[block] = self._moving.pop(block)
 
     def fail_over(self, rng: Random, snapshot: dict[bytes, Any]) -> RedisServer:
-        """Give the slots of a node, with older states, to the spare node; return the node that failed."""
+        """Move the slots of a random node, with older states, to the spare node; return the failed node."""
         failed = rng.choice([node for node in self.nodes if node is not self._spare])
         blocks = {block for block, node in enumerate(self._owners) if node is failed}
         for key in {*self.states, *snapshot}:
@@ -247,7 +247,7 @@ class Cluster:
 
 
 class SentinelGroup:
-    """A primary, its replica, and two Sentinels that name the primary."""
+    """A primary, its replica, and two Sentinels that report the address of the primary."""
 
     def __init__(self, network: Network) -> None:
         self.nodes = [RedisServer(network, port) for port in (6379, 6380)]
@@ -261,7 +261,7 @@ class SentinelGroup:
         return self.primary.states
 
     def promote(self, snapshot: dict[bytes, Any]) -> None:
-        """Make the replica the primary; the old one does not know it yet."""
+        """Make the replica the primary; the old primary still accepts writes until `demote`."""
         self.primary, self._replica = self._replica, self.primary
         self.primary.states, self.primary.is_replica = snapshot, False
 

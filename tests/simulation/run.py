@@ -1,4 +1,4 @@
-"""One simulation: everything in it follows from its seed."""
+"""One simulation, completely determined by its seed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STORES = (
 package_version = cache(metadata.version)
 
 MOST_PROCESSES = 8
-"""The most processes of one run, including replacements of killed ones."""
+"""The maximum number of processes of one run, including replacements of killed processes."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def run(seed: int, store: str | None = None, faults: tuple[str, ...] | None = None, **plan: Any) -> Outcome:
-    """Run one simulation and judge it; its store, its faults and the fields of its plan are random unless given."""
+    """Run and check one simulation; its store, its faults and the fields of its plan are random by default."""
     rng = random.Random(seed)
     kind = rng.choice(STORES)
     kind = store or kind
@@ -91,7 +91,7 @@ def run(seed: int, store: str | None = None, faults: tuple[str, ...] | None = No
             timeline.run(world.play)
         except Stuck as error:
             world.violations.append(str(error))
-        except Exception as error:  # noqa: BLE001  # the seed is printed with it
+        except Exception as error:  # noqa: BLE001  # reported together with the seed
             world.violations.append(f"the simulated server failed: {error!r}")
         finally:
             world.judge(outcome)
@@ -111,7 +111,7 @@ class World:
         self.violations: list[str] = []
         self.network = Network(timeline)
         timeline.on_interrupt = lambda: self.network.fault("interrupt", 0.0)
-        if rng.random() < 0.3:  # midnight is near
+        if rng.random() < 0.3:  # start shortly before midnight
             self.network.clock.step(-timeline.now_us() % DAY_US - rng.randrange(3_000_000))
         self.subjects = {f"limiter-{i}": random_subject(rng) for i in range(rng.choice((1, 1, 2, 3)))}
         self.deployment = self._deploy()
@@ -160,7 +160,7 @@ class World:
             return PostgresStore(f"postgresql://{HOST}/x", deadline=DEADLINE)
         if self.kind == "server":
             return server_store(DEADLINE)
-        # With the tag "key", limiters with several scopes would be decided in several slots, one after the other.
+        # With the tag "key", a request of a limiter with scopes would need several slots, and one command for each.
         tag = "limiter" if any(subject.has_scopes for subject in self.subjects.values()) else "key"
         urls = {
             "cluster": f"redis+cluster://{HOST}:7000,{HOST}:7001?hash_tag={tag}",
@@ -180,7 +180,7 @@ class World:
         return program
 
     def kill(self, program: Program) -> None:
-        """Kill a process; the first few times another one takes its place."""
+        """Kill a process, and start a replacement if fewer than `MOST_PROCESSES` were started."""
         self.timeline.kill(program.process)
         program.is_done = True
         self.killed.add(program.number)
@@ -191,7 +191,7 @@ class World:
             self.new_program(self.plan).start()
 
     def reload(self, program: Program, *, others: bool) -> None:
-        """Put other limits in force."""
+        """Reload the limits of a process, or of the Headgate server."""
         if self.kind == "server":
             self.deployment.reload(policy_text("memory://", self.subjects, others=others))
         else:
@@ -219,7 +219,7 @@ class World:
             yield
 
     async def play(self) -> None:
-        """Run the processes, then read the counts that are left."""
+        """Run the processes, then read the remaining counts."""
         self.injector.start()
         for program in list(self.programs):
             program.start()
@@ -255,7 +255,7 @@ class World:
         """Fill in the result of the run."""
         injector, network = self.injector, self.network
         faults = [(start - 1000, end + round(DEADLINE * 1e6)) for start, end, _ in network.faults]
-        # By a clock that was set forward, a cancelled call may be carried out late.
+        # On a clock that was set forward, a cancelled call may be carried out late.
         faults += [(pause.start, pause.end) for pause in injector.pauses if pause.worker < 0]
         history = History(
             {name: subject.specs(subject.roomy()) for name, subject in self.subjects.items()},

@@ -1,7 +1,7 @@
-"""Servers that run the pure algorithms behind the encoding of the real ones.
+"""Simulated servers, which execute the pure algorithms and encode messages like the real servers.
 
-They answer as soon as a request is complete. Counts survive a restart; a failover restores a snapshot. `next_reply` of a
-session replaces one reply by an error or an invalid reply.
+They reply as soon as a request is complete. Counts survive a restart; a failover restores a snapshot. `next_reply` of a
+session replaces one reply with an error or an invalid reply.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OtherWindow(Exception):
 
 
 class Uncountable(Exception):
-    """A rule cannot count the recorded units; it has room for `capacity`."""
+    """A rule cannot count the recorded units; it can count at most `capacity` units."""
 
     def __init__(self, index: int, capacity: int) -> None:
         self.index, self.capacity = index, capacity
@@ -45,7 +45,7 @@ class Uncountable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SentCalendar(Windows):
-    """A calendar as a server knows it: the starts of three windows in a row."""
+    """A calendar as sent to a server: the windows from `start` to `edge` and from `edge` to `last`."""
 
     start: int
     edge: int
@@ -110,11 +110,11 @@ class Server:
     Attributes:
         states: The stored states.
         is_up: Whether it accepts connections.
-        is_replica: Whether it refuses to write.
-        silent_until: The end of a stop.
+        is_replica: Whether it refuses writes.
+        silent_until: The time until which it is stopped.
         wrong_replies: Error replies and invalid replies.
-        invalid: Those of them that a client does not notice in the reply to a refund or reset.
-        goodbye: The message with which it ends a connection.
+        invalid: The invalid replies among them, which a client cannot detect after a refund or reset.
+        goodbye: The last message before the server ends a connection.
     """
 
     wrong_replies: tuple[bytes, ...] = ()
@@ -167,7 +167,7 @@ class Server:
         return [], []
 
     def queue(self, queue: bytes, ticket: str, priority: int, lasting_us: int) -> bool:
-        """Let a waiting call enter a queue, stay in it or leave it; return whether it is first. No message arrives."""
+        """Add a waiting call to a queue, keep it there or remove it; return whether it is first. Wake no other call."""
         if lasting_us:
             return self.tickets.enter(queue, ticket, priority, lasting_us, self._queues)
         self.tickets.leave(queue, ticket, self._queues)
@@ -205,9 +205,9 @@ class Session:
     """A server's side of a connection.
 
     Attributes:
-        next_reply: A replacement of the next reply, or None; the request is not executed.
-        fault: The fault that this is.
-        is_over: Whether the server reads nothing more from it.
+        next_reply: The reply to send instead of executing the next request, or None.
+        fault: The fault that set `next_reply`, or None.
+        is_over: Whether the server has stopped reading.
     """
 
     def __init__(self, server: Any, link: Link) -> None:
@@ -221,8 +221,8 @@ class Session:
         """Send bytes to the client."""
         self.link.send("client", data)
 
-    def instead(self, *, is_read: bool = True) -> bytes | None:
-        """Return the replacement of the next reply, once; an error if the client would not read an invalid reply."""
+    def take_next_reply(self, *, is_read: bool = True) -> bytes | None:
+        """Clear and return `next_reply`; return an error for an invalid reply that the client would not read."""
         reply, self.next_reply = self.next_reply, None
         if reply is not None and self.fault is not None:
             self.fault[1], self.fault = self.server.now_us(), None

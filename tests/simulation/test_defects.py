@@ -1,4 +1,4 @@
-"""The simulator finds defects that are put back."""
+"""The simulator finds reintroduced defects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.defects import DEFECTS, Defect, run_with
 
 SEEDS = 200
-"""Seeds that are tried if a change of the code has made the known one useless."""
+"""Number of seeds to try if the known seed no longer finds a defect, after a change of the code."""
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)

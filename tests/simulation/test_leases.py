@@ -1,4 +1,4 @@
-"""Simulated leases: no promise is broken, and bugs that are put in are found."""
+"""Simulated leases: no promise is broken, and seeded bugs are found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReturnedTwice(ChunkBook):
 
 
 class KeptInFork(ChunkBook):
-    """A book whose chunks a forked child keeps, so that both use them: here, every unit is admitted twice."""
+    """A book whose chunks are also used by a forked child, simulated by admitting units twice."""
 
     def _take(self, chunk: Chunk, cost: int) -> Answer | None:
         answer = super()._take(chunk, cost)

@@ -1,7 +1,8 @@
-"""Threads that switch where a seed decides, for the thread driver.
+"""A scheduler of threads for tests of the thread driver; the seed decides where threads switch.
 
-Threads are real, but only one of them runs at a time, until it takes the driver's lock, waits or sends, and, in half of the
-runs, at some lines of the driver. There it may also be interrupted by an exception, as by a signal handler. Time is virtual.
+Threads are real, but only one runs at a time. They switch when a thread takes the driver's lock, waits or sends and, in half
+of the runs, at some lines of the driver. At these points an exception may interrupt a thread, as from a signal handler. Time
+is virtual.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from tests.simulation.network import SimulatedPoller
 from tests.simulation.timeline import Process, Timeline
 
 TRACED = (driver.__file__, batching.__file__)
-"""The files in which threads switch at any line."""
+"""The files in which threads may switch at any line."""
 
 MOST_STEPS = 100_000
-"""More than any run needs."""
+"""A run with more steps counts as endless."""
 
 
 class Stopped(BaseException):
-    """Ends a thread that is left when a run is over."""
+    """Ends threads that are still alive after a run."""
 
 
 class SimulatedThread:
-    """A thread: its condition and time limit while it waits, and whether it may be interrupted."""
+    """A thread, with its condition and time limit while it waits."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -50,7 +51,7 @@ class SimulatedThread:
 
 
 class Scheduler(Timeline):
-    """Decides which thread runs, and what time it is.
+    """Selects the running thread, and advances the time.
 
     Args:
         rng: The source of all random choices.
@@ -59,7 +60,7 @@ class Scheduler(Timeline):
 
     Attributes:
         on_interrupt: Called when a thread is interrupted.
-        running: The thread that runs.
+        running: The running thread, or None.
     """
 
     def __init__(self, rng: Random, interrupts: float, switches: float) -> None:
@@ -75,7 +76,7 @@ class Scheduler(Timeline):
         self._steps = 0
 
     def current(self) -> Process:
-        """Return the process that runs."""
+        """Return the running process."""
         return self.running.process if self.running is not None else self.world
 
     def start(self, process: Process, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -83,7 +84,7 @@ class Scheduler(Timeline):
         self.spawn(lambda: run_at_once(work), process=process)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a thread of the world, and all others, to their ends."""
+        """Run a thread outside of the simulated processes, and all other threads, to their ends."""
         self.start(self.world, work)
         self._next()
         self._main.acquire()
@@ -103,7 +104,7 @@ class Scheduler(Timeline):
     def spawn(
         self, work: Callable[..., object], arguments: tuple[Any, ...] = (), process: Process | None = None
     ) -> None:
-        """Start a thread; it runs when it is chosen."""
+        """Start a thread; it runs when the scheduler selects it."""
         thread = SimulatedThread(process or self.current())
         self._threads.append(thread)
 
@@ -168,7 +169,7 @@ class Scheduler(Timeline):
         """Switch to a random thread that can run; otherwise advance the clock."""
         self._steps += 1
         if self._steps == MOST_STEPS:
-            self.failures.append(f"no end after {MOST_STEPS} steps")
+            self.failures.append(f"the run did not end within {MOST_STEPS} steps")
             self._main.release()
         if self._steps >= MOST_STEPS or self._is_over:
             return
@@ -192,7 +193,7 @@ class Scheduler(Timeline):
 
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
-        """Replace the driver's locks, signals and threads for the length of a block."""
+        """Replace the driver's locks, events and threads within a block."""
 
         def call_later(seconds: float, method: Callable[..., None], *arguments: Any) -> bool:
             def work() -> None:

@@ -1,4 +1,4 @@
-"""Virtual time: a queue of events, clocks that may be wrong, and the functions of `time` that read them."""
+"""Virtual time: a queue of events, clocks that may be wrong, and replacements of the functions of `time`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST: ContextVar[Process] = ContextVar("process")
 
 
 class Stuck(RuntimeError):
-    """Nothing can ever happen again, although a caller waits."""
+    """The run does not end, although callers wait."""
 
 
 class WrongClock:
@@ -38,7 +38,7 @@ class WrongClock:
         self._since = true_us()
 
     def now_us(self) -> int:
-        """Return the time by this clock."""
+        """Return the time of this clock."""
         true = self._true_us()
         return true + self._offset + round(self._rate * (true - self._since))
 
@@ -71,7 +71,7 @@ class Process:
 
 
 class Timeline:
-    """The time of a simulation, and the events that are to happen outside of its processes."""
+    """The time of a simulation, and its scheduled events outside of processes."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -86,7 +86,7 @@ class Timeline:
         return Process(self)
 
     def current(self) -> Process:
-        """Return the process that runs."""
+        """Return the running process."""
         return HOST.get(self.world)
 
     def time(self) -> float:
@@ -110,7 +110,7 @@ class Timeline:
         raise NotImplementedError
 
     def _run_events(self) -> float:
-        """Run all events that are due; return when the next one is."""
+        """Run all due events; return the time of the next event."""
         while self._events and self._events[0][0] <= self._now:
             heapq.heappop(self._events)[2]()
         return self._events[0][0] if self._events else float("inf")
@@ -149,7 +149,7 @@ def virtual_time(timeline: Timeline) -> Iterator[None]:
 
 
 def _find_sites() -> list[tuple[Any, str, str]]:
-    """Return where our modules keep functions of `time`: module attributes and default arguments."""
+    """Return where Headgate's modules refer to functions of `time`: module attributes and default arguments."""
     global _sites
     if _sites is None:
         _sites = [(time, name, name) for name in _REAL]

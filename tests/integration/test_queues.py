@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Hold, Limiter, StoreUnavailable
+from headgate import Hold, Limiter, StoreUnavailable, concurrent, sliding_window
 from headgate._concurrency import Event
 from headgate._fair_queue import FairQueue
 from headgate.stores import queues as stores_queues
@@ -246,6 +246,18 @@ def test_any_key_has_its_own_queues(world: World, name: str, key: str | bytes) -
         until_queued(world, queue, 0)
         assert not event.wait(0)
     take_and_release(limiter, key)
+
+
+def test_same_text_in_other_scopes_is_another_key(world: World, name: str, pool: ThreadPoolExecutor) -> None:
+    shared = [sliding_window("100/minute", scope=scope) for scope in ("user", "realm")]
+    limiter = world.limiter(name, *shared, concurrent(1, lease="1h", scope="team"))
+    key = {"user": "a", "realm": "b", "team": "a"}
+    held = limiter.hold(key)
+    waiting = pool.submit(limiter.hold, key, timeout=LONGER)
+    until_queued(world, limiter._queues.of_key(("a", "b", "a")), 1)
+    assert limiter.hold({**key, "team": "b"}, timeout=0)
+    held.release()
+    waiting.result(PATIENCE)
 
 
 # --- Wake-ups --------------------------------------------------------------------------------------------------------

@@ -128,7 +128,8 @@ class QueueNames:
 
     def of_key(self, parts: KeyParts) -> bytes:
         """Return the name of the queue of a complete key; in a Redis cluster, the part in braces chooses the slot."""
-        names = (storage_key(b"", part) for part in dict.fromkeys(parts))
+        by_scope = {rule.scope: part for rule, part in zip(self._rules, parts, strict=True)}
+        names = (storage_key(b"", part) for part in by_scope.values())
         digest = blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=16)
         return b"%b{%b}" % (self._prefix, digest.hexdigest().encode())
 

@@ -40,6 +40,15 @@ def frequent_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate._fair_queue.POLL_EVERY", 0.001)
 
 
+@pytest.fixture
+def frequent_renewal(monkeypatch: pytest.MonkeyPatch, frequent_polling: None) -> None:
+    """A waiter tries again after a moment."""
+    for module in ("_async.waiting", "stores.queues"):
+        monkeypatch.setattr(f"headgate.{module}.RENEW_EVERY", 0.001)
+    monkeypatch.setattr("headgate._fair_queue.LOOK_EVERY", 0.001)
+    monkeypatch.setattr("headgate.stores.queues.POLL_EVERY", 0.001)
+
+
 class Refusals(Hook):
     """Counts refused holds, and lets a test wait for their number."""
 
@@ -277,6 +286,59 @@ async def test_wait_ends_when_a_place_is_free_and_does_not_keep_it() -> None:
     assert await waiting
     left = await limiter.check("gpt", 0)
     assert [result.remaining for result in left.results] == [1, 8]
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{folder}/limits.db"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("PLACE", 'PLACE, "600/minute"'),
+        ('PLACE, "600/minute"', "PLACE"),
+        ("PLACE", '{kind = "concurrent", quota = 1, lease = "60s", name = "renamed"}'),
+        ('"1/hour"', '"9/hour", PLACE'),
+    ],
+)
+@pytest.mark.usefixtures("frequent_renewal")
+async def test_waiter_goes_on_by_a_policy_with_other_rules(
+    tmp_path: Path, store: str, before: str, after: str
+) -> None:
+    file = tmp_path / "headgate.toml"
+
+    def write(rules: str, store: str) -> None:
+        rules = rules.replace("PLACE", '{kind = "concurrent", quota = 1, lease = "60s"}')
+        file.write_text(f'[limiters.model]\nstore = "{store}"\nrules = [{rules}]\n')
+
+    write(before, store.format(folder=tmp_path))
+    refusals = Refusals()
+    async with AsyncLivePolicy.from_file(file, hooks=[refusals]) as live:
+        hold = await live["model"].hold("gpt")
+        waiting = asyncio.create_task(done(live["model"].hold("gpt", timeout=7200)))
+        await refusals.await_for(2)
+        write(after, "memory://")
+        assert live.reload()
+        taken = await live["model"].hold("gpt")
+        await refusals.await_for(refusals.count + 2)
+        assert not waiting.done()
+        await taken.release()
+        await hold.release()
+        async with asyncio.timeout(PATIENCE):
+            assert await waiting
+
+
+@pytest.mark.parametrize("store", [None, "sqlite:///{folder}/limits.db"])
+@pytest.mark.usefixtures("frequent_renewal")
+async def test_first_waiter_notices_units_that_are_given_back(tmp_path: Path, store: str | None) -> None:
+    refusals = Refusals()
+    limiter = AsyncLimiter(
+        "1/hour", name="model", store=store and store.format(folder=tmp_path), hooks=[refusals]
+    )
+    hold = await limiter.hold("gpt")
+    waiting = asyncio.create_task(limiter.wait("gpt"))
+    await refusals.await_for(1)
+    await hold.release()
+    async with asyncio.timeout(PATIENCE):
+        assert await waiting
+    await limiter.aclose()
 
 
 @pytest.mark.usefixtures("no_polling")

@@ -75,6 +75,7 @@ class AsyncWaitingTurn:
         self._queues = queues
         self._health = health
         self._queue = queues.of_key(parts)
+        self._parts = parts
         self._place: object = None
         self._priority = priority
         self.event = AsyncEvent()
@@ -102,8 +103,12 @@ class AsyncWaitingTurn:
         self._renew_at = monotonic() + RENEW_EVERY
         return self._has_come
 
-    async def moves_to(self, place: object) -> bool:
-        """Queue for a place, or for none with `None`; return whether it is a new one, which may be free by now."""
+    async def moves_to(self, rule: str | None) -> bool:
+        """Queue for a place of a rule, or for none with `None`; return whether it is a new one, which may be free by now.
+
+        A rule that a policy has added since is unknown: this call is not told about its places, and polls.
+        """
+        place = None if rule is None else self._queues.of_places(self._parts).get(rule)
         before, self._place = self._place, place
         if place == before:
             return False
@@ -121,10 +126,8 @@ class AsyncWaitingTurn:
         self._was_woken = await self.event.wait(max(0.0, pause))
 
     async def rest(self, seconds: float) -> None:
-        """Sleep for `seconds`, and keep the turn; return early if it is lost."""
-        end = monotonic() + seconds
-        while (left := end - monotonic()) > 0 and await self.comes():
-            await self.event.wait(min(left, max(0.0, self._renew_at - monotonic())))
+        """Sleep for `seconds`, and keep the turn; return early to try again: units may have been given back."""
+        await self.event.wait(max(0.0, min(seconds, self._renew_at - monotonic())))
 
     def leave(self) -> None:
         """Leave all queues; the caller sets `event.is_over` before."""

@@ -25,7 +25,7 @@ from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
-from headgate.keys import Key, PlainKey
+from headgate.keys import Key
 from headgate.leases._sync.gate import LeasedGate
 from headgate.outage._sync.gate import ResilientGate
 from headgate.outage.binding import bind
@@ -312,9 +312,9 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
 
         Its argument is whether a refusal is final.
         """
-        parts, timeout = self._turn_of(key), time_limit(timeout)
+        version, timeout = self.current, time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        turn = WaitingTurn(self._queues, self.health, parts, priority, timeout)
+        turn = WaitingTurn(version._queues, version.health, version._turn_of(key), priority, timeout)
         checks = deadline is not None
         try:
             while True:
@@ -325,7 +325,7 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
                     refusal: Decision = getattr(taken, "decision", taken)
                     if self._is_too_late(refusal, deadline):
                         return self._take_finally(take, refusal)
-                    self._sleep_until_admitted(turn, parts, refusal, deadline)
+                    self._sleep_until_admitted(turn, refusal, deadline)
                     continue
                 is_over = turn.left <= 0
                 if checks or is_over:
@@ -340,22 +340,19 @@ class Limiter(LimiterBase[Store, Gate], HitMethods):
             turn.event.is_over = True  # before the call, in which a signal handler could raise
             turn.leave()
 
-    def _sleep_until_admitted(
-        self, turn: WaitingTurn, parts: tuple[PlainKey, ...], refusal: Decision, deadline: int | None
-    ) -> None:
+    def _sleep_until_admitted(self, turn: WaitingTurn, refusal: Decision, deadline: int | None) -> None:
         """Sleep after a refusal, until time has passed or a place may have been released."""
         pause, rule = self._waits_for(refusal)
-        place = None if rule is None else self._queues.of_places(parts).get(rule)
-        if turn.moves_to(place):
+        if turn.moves_to(rule):
             return
-        if place is None:
+        if rule is None:
             seconds, sleep = (pause or 0) / MICROSECONDS, turn.rest
         else:
             seconds, sleep = self._place_pause(refusal, deadline), turn.sleep
         if self._has_real_time:
             sleep(seconds)
         else:
-            self._clock.sleep(seconds if place is None else min(seconds, POLL_EVERY))
+            self._clock.sleep(seconds if rule is None else min(seconds, POLL_EVERY))
 
     def _take_finally(self, take: Callable[[bool], Any], refusal: Decision) -> Any:
         """Raise the final refusal; with a penalty, call `take` once more, so that the refusal counts."""

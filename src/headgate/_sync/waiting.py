@@ -76,6 +76,7 @@ class WaitingTurn:
         self._queues = queues
         self._health = health
         self._queue = queues.of_key(parts)
+        self._parts = parts
         self._place: object = None
         self._priority = priority
         self.event = Event()
@@ -103,8 +104,12 @@ class WaitingTurn:
         self._renew_at = monotonic() + RENEW_EVERY
         return self._has_come
 
-    def moves_to(self, place: object) -> bool:
-        """Queue for a place, or for none with `None`; return whether it is a new one, which may be free by now."""
+    def moves_to(self, rule: str | None) -> bool:
+        """Queue for a place of a rule, or for none with `None`; return whether it is a new one, which may be free by now.
+
+        A rule that a policy has added since is unknown: this call is not told about its places, and polls.
+        """
+        place = None if rule is None else self._queues.of_places(self._parts).get(rule)
         before, self._place = self._place, place
         if place == before:
             return False
@@ -122,10 +127,8 @@ class WaitingTurn:
         self._was_woken = self.event.wait(max(0.0, pause))
 
     def rest(self, seconds: float) -> None:
-        """Sleep for `seconds`, and keep the turn; return early if it is lost."""
-        end = monotonic() + seconds
-        while (left := end - monotonic()) > 0 and self.comes():
-            self.event.wait(min(left, max(0.0, self._renew_at - monotonic())))
+        """Sleep for `seconds`, and keep the turn; return early to try again: units may have been given back."""
+        self.event.wait(max(0.0, min(seconds, self._renew_at - monotonic())))
 
     def leave(self) -> None:
         """Leave all queues; the caller sets `event.is_over` before."""

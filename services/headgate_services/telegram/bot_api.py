@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -31,7 +30,6 @@ MOST_DELAYED = 100
 """The most replies that wait for another attempt."""
 
 _logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 LONGEST_TEXT = 4096
 """The most characters of one message."""
@@ -116,7 +114,7 @@ class BotApi:
 
     async def set_webhook(self, url: str, secret: str) -> str:
         """Set the URL and the secret of the webhook, and return Telegram's description of the result."""
-        document = await self.call(
+        document = await self._call(
             "setWebhook",
             {"url": url, "secret_token": secret, "allowed_updates": UPDATES},
         )
@@ -124,49 +122,20 @@ class BotApi:
 
     async def webhook_info(self) -> dict[str, Any]:
         """Return the state of the webhook."""
-        info: dict[str, Any] = (await self.call("getWebhookInfo", {}))["result"]
+        info: dict[str, Any] = (await self._call("getWebhookInfo", {}))["result"]
         return info
 
     async def delete_webhook(self) -> str:
         """Remove the webhook, and return Telegram's description of the result. Pending updates are kept."""
-        return str((await self.call("deleteWebhook", {})).get("description", "the webhook is deleted"))
+        return str((await self._call("deleteWebhook", {})).get("description", "the webhook is deleted"))
 
     async def get_updates(self, offset: int | None) -> list[dict[str, Any]]:
         """Return the updates from `offset` on; wait up to `POLL_SECONDS` for the first one."""
         arguments = {"timeout": POLL_SECONDS, "allowed_updates": UPDATES} | (
             {} if offset is None else {"offset": offset}
         )
-        document = await self.call("getUpdates", arguments, timeout=CALL_SECONDS + POLL_SECONDS)
+        document = await self._call("getUpdates", arguments, timeout=CALL_SECONDS + POLL_SECONDS)
         return list(document["result"])
-
-    async def call(
-        self, method: str, arguments: Mapping[str, Any], timeout: float = CALL_SECONDS
-    ) -> dict[str, Any]:
-        """Call a method and return the whole response; after a 429, wait and call again.
-
-        Raises:
-            BotApiError: Telegram refuses, cannot be reached, or does not answer with JSON; or its waits exceed our limits.
-        """
-        attempt = partial(self._call, method, arguments, timeout)
-        try:
-            return await attempt()
-        except BotApiError as error:
-            return await self._retry(attempt, error)
-
-    async def _retry(self, attempt: Callable[[], Awaitable[T]], error: BotApiError) -> T:
-        """Repeat a failed attempt after the waits that Telegram asks for, within our limits; raise the last error."""
-        waited = 0
-        for _ in range(RETRIES):
-            if error.retry_after is None or waited + error.retry_after > LONGEST_WAIT:
-                break
-            waited += error.retry_after
-            _logger.info("%s; trying again in %d s", error, error.retry_after)
-            await self._clock.asleep(error.retry_after)
-            try:
-                return await attempt()
-            except BotApiError as again:
-                error = again
-        raise error
 
     async def _send_now_or_later(self, send: Callable[[], Awaitable[None]]) -> None:
         """Make the first attempt; after a 429, retry in a task, so that the webhook can answer."""
@@ -184,14 +153,30 @@ class BotApi:
             task.add_done_callback(self._delayed.discard)
 
     async def _send_later(self, send: Callable[[], Awaitable[None]], error: BotApiError) -> None:
-        try:
-            await self._retry(send, error)
-        except BotApiError:
-            _logger.exception("a delayed reply was not sent")
+        """Repeat a failed attempt after the waits that Telegram asks for, within our limits."""
+        waited = 0
+        for _ in range(RETRIES):
+            if error.retry_after is None or waited + error.retry_after > LONGEST_WAIT:
+                break
+            waited += error.retry_after
+            _logger.info("%s; trying again in %d s", error, error.retry_after)
+            await self._clock.asleep(error.retry_after)
+            try:
+                await send()
+            except BotApiError as again:
+                error = again
+            else:
+                return
+        _logger.error("a delayed reply was not sent: %s", error)
 
     async def _call(
         self, method: str, arguments: Mapping[str, Any], timeout: float = CALL_SECONDS
     ) -> dict[str, Any]:
+        """Call a method, and return the whole response.
+
+        Raises:
+            BotApiError: Telegram refuses, cannot be reached, or does not answer with JSON.
+        """
         try:
             response = await self._client.post(f"{self._url}/{method}", json=dict(arguments), timeout=timeout)
         except httpx.HTTPError as error:

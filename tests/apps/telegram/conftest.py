@@ -152,6 +152,12 @@ def token() -> str:
 
 
 @pytest.fixture
+def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
+    """What Telegram knows of the bot."""
+    return bot_api[0].bot(token)
+
+
+@pytest.fixture
 def make_settings(bot_api: tuple[BotApiServer, str], token: str) -> Callable[..., TelegramSettings]:
     def make(**environment: str) -> TelegramSettings:
         return TelegramSettings.from_env(
@@ -170,8 +176,7 @@ def make_settings(bot_api: tuple[BotApiServer, str], token: str) -> Callable[...
 @pytest.fixture
 async def start(
     make_settings: Callable[..., TelegramSettings],
-    bot_api: tuple[BotApiServer, str],
-    token: str,
+    bot: Bot,
     kv: RecordingKV,
     clock: FakeClock,
 ) -> AsyncIterator[Start]:
@@ -199,7 +204,7 @@ async def start(
             client = await stack.enter_async_context(
                 httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://bot.example.org")
             )
-            return Service(client, bot_api[0].bot(token), chosen if isinstance(chosen, Handler) else own)
+            return Service(client, bot, chosen if isinstance(chosen, Handler) else own)
 
         yield start
 

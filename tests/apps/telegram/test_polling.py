@@ -33,11 +33,6 @@ class Collecting:
 
 
 @pytest.fixture
-def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
-    return bot_api[0].bot(token)
-
-
-@pytest.fixture
 def api(bot_api: tuple[BotApiServer, str], token: str, clock: FakeClock) -> BotApi:
     return BotApi(token, api_base=bot_api[1], clock=clock)
 

@@ -27,11 +27,6 @@ def environment(bot_api: tuple[BotApiServer, str], token: str) -> dict[str, str]
     }
 
 
-@pytest.fixture
-def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
-    return bot_api[0].bot(token)
-
-
 async def test_the_limit_outlives_a_restart(
     tmp_path: Path,
     start: Start,

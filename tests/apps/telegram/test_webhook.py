@@ -16,7 +16,7 @@ from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message
 from headgate_services.telegram import bot_api as bot_api_module
 from headgate_services.telegram.bot_api import BotApi
-from tests.apps.telegram.bot_api_server import BotApiServer, refusal
+from tests.apps.telegram.bot_api_server import Bot, BotApiServer, refusal
 from tests.apps.telegram.conftest import BEGINNING, Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import (
     anonymous_update,
@@ -254,11 +254,10 @@ class TestTooManyReplies:
         assert "the reply to chat 42 could not be sent" in caplog.text
 
     async def test_a_bot_that_stops_gives_delayed_replies_up(
-        self, token: str, bot_api: tuple[BotApiServer, str], caplog: pytest.LogCaptureFixture
+        self, token: str, bot: Bot, bot_api: tuple[BotApiServer, str], caplog: pytest.LogCaptureFixture
     ) -> None:
         clock = HeldClock()
         api = BotApi(token, api_base=bot_api[1], clock=clock)
-        bot = bot_api[0].bot(token)
         bot.fail("sendMessage", 429, "Too Many Requests: retry after 1", retry_after=1)
         await api.send_message("42", "Hello")
         await clock.begun.wait()

@@ -13,18 +13,11 @@ _update_ids = count(910_000_001)
 
 
 def sender(user_id: int) -> dict[str, Any]:
-    return {
-        "id": user_id,
-        "is_bot": False,
-        "first_name": "Ada",
-        "last_name": "Lovelace",
-        "username": f"user{user_id}",
-        "language_code": "en",
-    }
+    return {"id": user_id, "is_bot": False, "first_name": "Ada", "username": f"user{user_id}"}
 
 
 def private_chat(user_id: int) -> dict[str, Any]:
-    return {"id": user_id, "first_name": "Ada", "last_name": "Lovelace", "type": "private"}
+    return {"id": user_id, "first_name": "Ada", "type": "private"}
 
 
 def forum() -> dict[str, Any]:
@@ -47,34 +40,8 @@ def text_update(user_id: int = USER, text: str = "Hello", **more: Any) -> dict[s
 
 
 def photo_update(caption: str | None, user_id: int = USER) -> dict[str, Any]:
-    photo = [
-        {
-            "file_id": "AgACAgIAAxkBAAI",
-            "file_unique_id": "AQADuL8xG",
-            "file_size": 1101,
-            "width": 90,
-            "height": 67,
-        },
-        {
-            "file_id": "AgACAgIAAxkBAAJ",
-            "file_unique_id": "AQADuL8xH",
-            "file_size": 99241,
-            "width": 1280,
-            "height": 960,
-        },
-    ]
+    photo = [{"file_id": "AgACAgIAAxkBAAI", "width": 90}, {"file_id": "AgACAgIAAxkBAAJ", "width": 1280}]
     return update(message=message(user_id, None, photo=photo, **({"caption": caption} if caption else {})))
-
-
-def document_update(caption: str, user_id: int = USER) -> dict[str, Any]:
-    document = {
-        "file_name": "notes.pdf",
-        "mime_type": "application/pdf",
-        "file_id": "BQACAgIAAxkBAAI",
-        "file_unique_id": "AgADmQQAAu",
-        "file_size": 52_013,
-    }
-    return update(message=message(user_id, None, document=document, caption=caption))
 
 
 def topic_update(thread: int, user_id: int = USER, text: str = "Hello") -> dict[str, Any]:

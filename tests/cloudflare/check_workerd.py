@@ -122,21 +122,19 @@ async def test_the_bot_dispatches_exactly_the_maximum(
     async def handler(event: Message | ButtonPress) -> None:
         dispatched.append(event)
 
-    settings = TelegramSettings.from_env(
-        {
-            "TELEGRAM_BOT_TOKEN": "1:token",
-            "TELEGRAM_WEBHOOK_SECRET": "s3cret",
-            "TELEGRAM_API_BASE": "http://127.0.0.1:1",
-            "ALLOWED_USER_IDS": "42",
-            "RATE_LIMIT_KV": "cloudflare",
-            "SEEN_UPDATES_KV": "memory://",
-            "RATE_LIMIT_ALGORITHM": algorithm,
-            "RATE_LIMIT_WINDOW_MS": str(366 * 24 * 3_600_000),  # the edge of a window is no part of this test
-            "CLOUDFLARE_ACCOUNT_ID": ACCOUNT,
-            "CLOUDFLARE_KV_NAMESPACE_ID": NAMESPACE,
-            "CLOUDFLARE_API_TOKEN": TOKEN,
-            "CLOUDFLARE_API_BASE": api_base,
-        }
+    settings = TelegramSettings(
+        TELEGRAM_BOT_TOKEN="1:token",
+        TELEGRAM_WEBHOOK_SECRET="s3cret",
+        TELEGRAM_API_BASE="http://127.0.0.1:1",
+        ALLOWED_USER_IDS="42",
+        RATE_LIMIT_KV="cloudflare",
+        SEEN_UPDATES_KV="memory://",
+        RATE_LIMIT_ALGORITHM=algorithm,
+        RATE_LIMIT_WINDOW_MS=str(366 * 24 * 3_600_000),  # the edge of a window is no part of this test
+        CLOUDFLARE_ACCOUNT_ID=ACCOUNT,
+        CLOUDFLARE_KV_NAMESPACE_ID=NAMESPACE,
+        CLOUDFLARE_API_TOKEN=TOKEN,
+        CLOUDFLARE_API_BASE=api_base,
     )
     app = create_app(settings, handler=handler)
     headers = {"X-Telegram-Bot-Api-Secret-Token": "s3cret"}

@@ -154,7 +154,7 @@ THIRD_PARTIES = {
         "pydantic_settings",
         "sqlalchemy",
     },
-    "headgate_services.telegram": {"fastapi", "httpx", "pydantic"},
+    "headgate_services.telegram": {"fastapi", "httpx", "pydantic", "pydantic_settings"},
     "headgate_services.tiers": {
         "fastapi",
         "httpx",

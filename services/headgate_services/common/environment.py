@@ -1,11 +1,14 @@
-"""Settings as pydantic models. Each field is read from the environment variable of the same name in upper case."""
+"""Settings as pydantic models. Each field is read from the environment variable of the same name in upper case.
+
+A blank variable counts as unset.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headgate_services.common.settings import explained_errors
@@ -24,12 +27,16 @@ class ServiceSettings(BaseSettings):
         alias_generator=str.upper,
         validate_by_name=True,
         validate_by_alias=True,
-        env_ignore_empty=True,
         extra="forbid",
         frozen=True,
         arbitrary_types_allowed=True,
         hide_input_in_errors=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_blanks(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
 
 
 S = TypeVar("S", bound=ServiceSettings)

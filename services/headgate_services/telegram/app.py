@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
@@ -24,7 +23,7 @@ from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.starting import Program, blocking, log_to_stderr
 from headgate_services.common.workers import report_separate_counts
 from headgate_services.telegram.bot_api import BotApi
-from headgate_services.telegram.config import TelegramSettings
+from headgate_services.telegram.config import TelegramSettings, load_settings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
 from headgate_services.telegram.polling import UpdatePoller
 from headgate_services.telegram.rate_limiter import user_limiter
@@ -61,7 +60,7 @@ def create_app(
         ConfigError: A setting is missing or invalid.
         StoreUnavailable: The file of the counts cannot be opened.
     """
-    settings = settings or TelegramSettings.from_env(os.environ)
+    settings = load_settings() if settings is None else settings
     closing = AsyncExitStack()
     if kv is None:
         kv = _opened(_open_kv(settings, clock), closing)
@@ -90,7 +89,7 @@ def _build(
     """Create the webhook, its client of the Bot API and its metrics; `closing` closes them."""
     if not settings.allowed_user_ids:
         _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
-    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
+    bot = BotApi(settings.telegram_bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
     metrics = LimiterMetrics("telegram_updates", "Updates of allowed users, by outcome", "outcome", OUTCOMES)
     limiter = user_limiter(settings, kv, clock, [metrics.hook], on_store_error="open")
@@ -117,7 +116,7 @@ def _application(settings: TelegramSettings, webhook: Webhook, closing: AsyncExi
             yield
 
     app = FastAPI(title="Headgate Telegram bot", lifespan=lifespan, openapi_url=None)
-    expected = settings.webhook_secret.encode()
+    expected = settings.telegram_webhook_secret.encode()
 
     @app.get("/")
     async def alive() -> PlainTextResponse:
@@ -196,7 +195,7 @@ async def set_webhook(url: str) -> str:
         ConfigError: The URL is not valid for a webhook, or a setting is missing.
         BotApiError: Telegram refuses, or cannot be reached.
     """
-    settings = TelegramSettings.from_env(os.environ)
+    settings = load_settings()
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
@@ -207,13 +206,13 @@ async def set_webhook(url: str) -> str:
             f"{url!r}: the webhook is at {WEBHOOK_PATH} only; leave the path out, or end it with {WEBHOOK_PATH}"
         )
     async with _bot(settings) as bot:
-        return await bot.set_webhook(url, settings.webhook_secret)
+        return await bot.set_webhook(url, settings.telegram_webhook_secret)
 
 
 @blocking
 async def webhook_info() -> str:
     """Return the state of the webhook, one line per field; raises like `set_webhook`."""
-    async with _bot(TelegramSettings.from_env(os.environ)) as bot:
+    async with _bot(load_settings()) as bot:
         info = await bot.webhook_info()
     return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
 
@@ -221,12 +220,12 @@ async def webhook_info() -> str:
 @blocking
 async def delete_webhook() -> str:
     """Remove the webhook, so that updates can be polled; return Telegram's description of the result."""
-    async with _bot(TelegramSettings.from_env(os.environ)) as bot:
+    async with _bot(load_settings()) as bot:
         return await bot.delete_webhook()
 
 
 def _bot(settings: TelegramSettings) -> aclosing[BotApi]:
-    return aclosing(BotApi(settings.bot_token, api_base=settings.telegram_api_base))
+    return aclosing(BotApi(settings.telegram_bot_token, api_base=settings.telegram_api_base))
 
 
 @blocking
@@ -237,7 +236,7 @@ async def poll() -> None:
         ConfigError: A setting is missing or invalid.
         BotApiError: Telegram refuses, for instance because a webhook is set.
     """
-    settings = _load_settings()
+    settings = _load_and_log()
     async with AsyncExitStack() as closing:
         kv = _opened(_open_kv(settings), closing)
         updates_kv = _opened(_open_updates_kv(settings), closing)
@@ -249,7 +248,7 @@ async def poll() -> None:
 @blocking
 async def purge_limits() -> int:
     """Clear the counts of all users, and return the number of removed entries."""
-    async with aclosing(_open_kv(TelegramSettings.from_env(os.environ))) as kv:
+    async with aclosing(_open_kv(load_settings())) as kv:
         return await purge(kv, "ratelimit:")
 
 
@@ -275,7 +274,7 @@ async def reset_user(user_id: str) -> None:
 @asynccontextmanager
 async def _user_limits() -> AsyncIterator[AsyncLimiter]:
     """Provide the limiter of the service to a command."""
-    settings = TelegramSettings.from_env(os.environ)
+    settings = load_settings()
     if settings.counts_in_memory:
         raise ConfigError(
             "RATE_LIMIT_KV: counts in the memory of the service cannot be reached by a command; use a shared store, like redis://localhost"
@@ -284,9 +283,9 @@ async def _user_limits() -> AsyncIterator[AsyncLimiter]:
         yield user_limiter(settings, kv)
 
 
-def _load_settings() -> TelegramSettings:
+def _load_and_log() -> TelegramSettings:
     log_to_stderr("INFO")  # first, because invalid numbers are logged
-    return TelegramSettings.from_env(os.environ)
+    return load_settings()
 
 
 def _in_memory(settings: TelegramSettings) -> str:
@@ -295,6 +294,6 @@ def _in_memory(settings: TelegramSettings) -> str:
 
 
 PROGRAM = Program(
-    "headgate_services.telegram.app:PROGRAM", _load_settings, create_app, (_check_kv,), _in_memory
+    "headgate_services.telegram.app:PROGRAM", _load_and_log, create_app, (_check_kv,), _in_memory
 )
 main = PROGRAM.main

@@ -64,7 +64,10 @@ async def test_tiers_are_ready_while_their_stores_answer(tmp_path: Path) -> None
 async def test_the_bot_is_ready_while_its_store_answers() -> None:
     with RedisServer() as redis:
         settings = telegram.TelegramSettings(
-            bot_token="1:x", webhook_secret="s", rate_limit_kv=redis.url, seen_updates_kv="memory://"
+            telegram_bot_token="1:x",
+            telegram_webhook_secret="s",
+            rate_limit_kv=redis.url,
+            seen_updates_kv="memory://",
         )
         async with client_of(telegram.create_app(settings)) as client:
             assert await states(client) == (200, {"rate_limit_kv": "ok"})

@@ -56,7 +56,7 @@ def test_telegram(
 
     async def write(count: int) -> None:
         kv = open_kv(url)
-        settings = TelegramSettings(bot_token="1:x", webhook_secret="s", rate_limit_max=3)
+        settings = TelegramSettings(telegram_bot_token="1:x", telegram_webhook_secret="s", rate_limit_max=3)
         for _ in range(count):
             await user_limiter(settings, kv).hit("42")
         await kv.aclose()

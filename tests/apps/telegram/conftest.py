@@ -160,15 +160,13 @@ def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
 @pytest.fixture
 def make_settings(bot_api: tuple[BotApiServer, str], token: str) -> Callable[..., TelegramSettings]:
     def make(**environment: str) -> TelegramSettings:
-        return TelegramSettings.from_env(
-            {
-                "TELEGRAM_BOT_TOKEN": token,
-                "TELEGRAM_WEBHOOK_SECRET": SECRET,
-                "TELEGRAM_API_BASE": bot_api[1],
-                "ALLOWED_USER_IDS": "42, 43",
-            }
-            | environment
-        )
+        usual = {
+            "TELEGRAM_BOT_TOKEN": token,
+            "TELEGRAM_WEBHOOK_SECRET": SECRET,
+            "TELEGRAM_API_BASE": bot_api[1],
+            "ALLOWED_USER_IDS": "42, 43",
+        }
+        return TelegramSettings(**usual | environment)
 
     return make
 

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from headgate.stores.kv import purge
 from headgate.testing import FakeClock
-from headgate_services.telegram import TelegramSettings
+from headgate_services.telegram.config import load_settings
 from tests.apps.telegram.conftest import BEGINNING, HOUR, SECRET, Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import (
     FORUM,
@@ -231,7 +231,9 @@ class TestConfiguration:
         for name in (".env", "config.toml", "settings.json"):
             (tmp_path / name).write_text("RATE_LIMIT_MAX=3\n")
         caplog.set_level(logging.WARNING)
-        settings = TelegramSettings.from_env({"TELEGRAM_BOT_TOKEN": "1:a", "TELEGRAM_WEBHOOK_SECRET": "s"})
+        monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:a")
+        monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
+        settings = load_settings()
         assert (settings.rate_limit_max, settings.rate_limit_window_ms) == (20, 3_600_000)
         assert settings.rate_limit_algorithm == "fixed_window"
         assert caplog.text == ""

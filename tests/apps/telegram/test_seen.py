@@ -68,15 +68,17 @@ async def test_while_the_store_is_down_memory_has_to_do(caplog: pytest.LogCaptur
 )
 def test_ids_are_never_kept_among_the_counts(counts: str, given: str, updates: str) -> None:
     settings = TelegramSettings(
-        bot_token="1:x", webhook_secret="s", rate_limit_kv=counts, seen_updates_kv=given
+        telegram_bot_token="1:x", telegram_webhook_secret="s", rate_limit_kv=counts, seen_updates_kv=given
     )
     assert settings.updates_kv == updates
 
 
 @pytest.mark.parametrize("url", ["redis://h/1", "sqlite:///telegram-ratelimit.db"])
 def test_the_namespace_of_the_counts_is_refused_for_ids(url: str) -> None:
-    with pytest.raises(ConfigError, match="SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV"):
-        TelegramSettings(bot_token="1:x", webhook_secret="s", rate_limit_kv=url, seen_updates_kv=url)
+    with pytest.raises(ValueError, match="SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV"):
+        TelegramSettings(
+            telegram_bot_token="1:x", telegram_webhook_secret="s", rate_limit_kv=url, seen_updates_kv=url
+        )
 
 
 @pytest.mark.parametrize("url", ["sqlite:////no/such/folder/x.db", "nonsense://x"])

@@ -45,8 +45,8 @@ def _add_demo(commands: Commands) -> None:
         "run everything on this machine: services, server, dashboard, traffic",
         _demo,
         about="Redis and PostgreSQL come from wheels. The demo prints its addresses and commands to try. Ctrl-C stops "
-        "everything and removes all data, unless --keep names a folder.",
-        examples=["headgate demo", "headgate demo --port 0 --no-traffic", "headgate demo --keep demo-data"],
+        "everything and removes all data.",
+        examples=["headgate demo", "headgate demo --port 0 --no-traffic"],
     )
     demo.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     demo.add_argument(
@@ -59,7 +59,6 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--no-traffic", action="store_true", help="no traffic until it is switched on in the dashboard"
     )
-    demo.add_argument("--keep", metavar="FOLDER", help="folder that keeps all data for the next start")
 
 
 def _add_run(commands: Commands) -> None:
@@ -241,7 +240,7 @@ def _demo(options: argparse.Namespace) -> int:
             raise Failure(f"the demo needs {package}: pip install '{_ALL}'")
     demo = optional("headgate_services.demo", "the demo", _ALL)
     exit_code: int = demo.run_demo(
-        host=options.host, port=options.port, open_traffic=not options.no_traffic, keep=options.keep
+        host=options.host, port=options.port, open_traffic=not options.no_traffic
     )
     return exit_code
 

@@ -6,15 +6,15 @@ import asyncio
 import gc
 import importlib
 import ipaddress
-import sys
+import tempfile
 import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from headgate_services.demo import DemoError
-from headgate_services.demo.data import data_folder, running_servers
 from headgate_services.demo.hosting import StopSignals
+from headgate_services.demo.servers import running_servers
 
 _ABOUT = {
     "mail": "60 e-mails a minute in all",
@@ -24,23 +24,24 @@ _ABOUT = {
 }
 
 
-def run(host: str, port: int, open_traffic: bool, keep: Path | None) -> int:
+def run(host: str, port: int, open_traffic: bool) -> int:
     """Run the demo until a signal stops it, and return the exit code; see `headgate_services.demo.run_demo`."""
     check_loopback(host)
-    asyncio.run(_run(host, port, open_traffic, keep))
+    asyncio.run(_run(host, port, open_traffic))
     gc.freeze()  # a last garbage collection would take most of the time of the shutdown
     return 0
 
 
-async def _run(host: str, port: int, open_traffic: bool, keep: Path | None) -> None:
+async def _run(host: str, port: int, open_traffic: bool) -> None:
     signals = StopSignals()
     progress = Progress()
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(data_folder(keep))
+        files = tempfile.TemporaryDirectory(prefix="headgate-demo-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(files))
         progress.show("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
         # Both take about a second, so they run at the same time.
         loading = asyncio.create_task(asyncio.to_thread(_load, progress))
-        servers = running_servers(keep, progress.ready)
+        servers = running_servers(progress.ready)
         redis_url, postgres_url = await asyncio.to_thread(stack.enter_context, servers)
         demo_app = await loading
         if signals.received.is_set():
@@ -50,7 +51,7 @@ async def _run(host: str, port: int, open_traffic: bool, keep: Path | None) -> N
         progress.ready("services and server")
         if not signals.received.is_set():
             signals.listen()  # again, because the server uses SIGHUP to reload its policy
-            _show(running, progress)
+            progress.show(_welcome(running))
         await signals.received.wait()
         progress.show("\nStopping.")
 
@@ -59,21 +60,6 @@ def _load(progress: Progress) -> Any:
     demo_app = importlib.import_module("headgate_services.demo.demo_app")
     progress.ready("programs loaded")
     return demo_app
-
-
-def _show(running: Any, progress: Progress) -> None:
-    for hosted in (running.dashboard, *running.services):
-        hosted.on_end(lambda ended: progress.problem(f"{ended.name} has ended; the rest goes on"))
-    progress.show(
-        _welcome(
-            running.dashboard.url,
-            {service.name: service.url for service in running.services},
-            running.policy,
-            running.api_key,
-            running.submitter_id,
-            running.traffic.on,
-        )
-    )
 
 
 def check_loopback(host: str) -> None:
@@ -93,7 +79,7 @@ def check_loopback(host: str) -> None:
 
 
 class Progress:
-    """Prints which parts have started, after how many seconds, and problems."""
+    """Prints which parts have started, after how many seconds."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
@@ -103,22 +89,17 @@ class Progress:
         with suppress(OSError):
             print(line, flush=True)
 
-    def problem(self, line: str) -> None:
-        """Print a problem on standard error."""
-        with suppress(OSError):
-            print(f"headgate demo: {line}", file=sys.stderr, flush=True)
-
     def ready(self, part: str) -> None:
         """Print that a part has started."""
         self.show(f"  {part:<30} {time.monotonic() - self._begin:5.1f} s")
 
 
-def _welcome(
-    dashboard: str, services: dict[str, str], policy: Path, api_key: str, submitter_id: str, traffic: bool
-) -> str:
+def _welcome(running: Any) -> str:
     """Return the block with all addresses, commands to try, and how to stop it."""
     json = "-H 'Content-Type: application/json'"
-    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{submitter_id}"}}'
+    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{running.submitter_id}"}}'
+    dashboard = running.dashboard.url
+    services = {service.name: service.url for service in running.services}
     return "\n".join(
         [
             "",
@@ -126,15 +107,15 @@ def _welcome(
             "",
             f"  {'dashboard':<11}{dashboard + '/':<26}who asks, who is refused, and why",
             *(f"  {name:<11}{url:<26}{_ABOUT[name]}" for name, url in services.items()),
-            f"  {'policy':<11}{policy}",
+            f"  {'policy':<11}{running.policy}",
             "             edit it, and the change applies at once",
             "",
             "Try, several times each:",
             "",
             f'  curl -s {dashboard}/v1/limiters/login/hit {json} -d \'{{"key": "you"}}\'',
-            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {api_key}'",
+            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {running.api_key}'",
             f"  curl -si {services['petitions']}/v1/petition-submissions {json} -d '{petition}'",
             "",
-            f"Traffic is {'on' if traffic else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
+            f"Traffic is {'on' if running.traffic.on else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
         ]
     )

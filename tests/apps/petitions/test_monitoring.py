@@ -217,10 +217,10 @@ async def test_a_flood_is_merged_and_its_count_kept() -> None:
     assert sorted(traces) == sorted(f"trace-{n}" for n in range(500))
 
 
-async def test_a_refusal_after_a_minute_of_silence_is_not_part_of_a_flood(clock: FakeClock) -> None:
+async def test_a_refusal_after_a_flood_has_an_event_again(clock: FakeClock) -> None:
     ledger, submitter = SlowLedger(), someone()
     ledger.gate.set()
-    witness = RefusalWitnessService(ledger, lambda: clock.now)
+    witness = RefusalWitnessService(ledger, clock)
     for number in range(10):
         await witness.witness(refusal(submitter), str(number))
     clock.advance(61)

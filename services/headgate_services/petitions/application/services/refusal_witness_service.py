@@ -1,6 +1,6 @@
 """Events in the ledger for every refusal by a limit (AC4, D4).
 
-The first refusals of one kind in a row have one event each, which is written before the response. Further refusals share an
+Ten refusals of one kind per minute have one event each, which is written before the response. Further refusals share an
 event with their number, written after a hundred refusals or a minute, so that a flood cannot fill the ledger. These are
 answered before their event is written, so a killed process loses the latest of them.
 
@@ -11,23 +11,23 @@ and that is logged too.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from headgate import Limiter, MemoryStore
+from headgate.clock import Clock
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
 from headgate_services.petitions.infrastructure.adapters.persistence import LedgerEvent, PetitionRecords
 
-INDIVIDUALLY = 10
-"""The number of refusals of one kind in a row that have an event each."""
+INDIVIDUALLY = "10/minute"
+"""The most refusals of one kind that have an event each."""
 
 TOGETHER = 100
 """The number of refusals that share an event after that."""
 
-QUIET_SECONDS = 60.0
-"""The longest time until merged refusals are written, and the silence that ends a flood."""
+MERGED_SECONDS = 60.0
+"""The longest time until merged refusals are written."""
 
 _MOST_FOLLOWED = 10_000
 
@@ -41,81 +41,54 @@ class _Batch:
     latest: RateLimitExceededError
     traces: list[str] = field(default_factory=list)
 
-    def add(self, refusal: RateLimitExceededError, trace_id: str) -> None:
-        self.latest = refusal
-        self.traces.append(trace_id)
-
-
-@dataclass(slots=True)
-class _Flood:
-    """Refusals of one kind in a row: their number, the time of the last one, and the current batch of merged refusals."""
-
-    seen: int = 0
-    last: float = 0.0
-    held: _Batch | None = None
-
-    def is_over(self, now: float) -> bool:
-        return self.held is None and now - self.last > QUIET_SECONDS
-
 
 class RefusalWitnessService(LoggingMixin):
     """Writes refusals into the ledger.
 
     Args:
         ledger: The ledger.
-        clock: Monotonic seconds.
+        clock: A clock for tests.
     """
 
-    def __init__(self, ledger: PetitionRecords, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: PetitionRecords, clock: Clock | None = None) -> None:
         self._init_logger(component="petition.witness")
         self._ledger = ledger
-        self._clock = clock
-        self._floods: dict[Kind, _Flood] = {}
+        self._individually = Limiter(
+            INDIVIDUALLY, name="witness", store=MemoryStore(max_keys=_MOST_FOLLOWED, clock=clock)
+        )
+        self._merged: dict[Kind, _Batch] = {}
         self._writing: set[asyncio.Task[int]] = set()
         self._last_sequence = 0
 
     async def witness(self, refusal: RateLimitExceededError, trace_id: str) -> int:
         """Write a refusal, and return the number of the latest known event; errors are only logged."""
         kind = (refusal.submitter_id, refusal.counter, refusal.scope)
-        flood = self._flood(kind)
-        if flood.seen <= INDIVIDUALLY:
+        if self._individually.hit("/".join(map(str, kind))):
             # Shielded: the event is written even if the client hangs up.
             return await asyncio.shield(self._start(_Batch(refusal, [trace_id])))
-        if flood.held is None:
-            flood.held = _Batch(refusal)
-            asyncio.get_running_loop().call_later(QUIET_SECONDS, self._write_held, kind)
-        flood.held.add(refusal, trace_id)
-        if len(flood.held.traces) >= TOGETHER:
-            self._write_held(kind)
+        if kind not in self._merged:
+            self._merged[kind] = _Batch(refusal)
+            asyncio.get_running_loop().call_later(MERGED_SECONDS, self._write_merged, kind)
+        batch = self._merged[kind]
+        batch.latest = refusal
+        batch.traces.append(trace_id)
+        if len(batch.traces) >= TOGETHER:
+            self._write_merged(kind)
         if not self._last_sequence and self._writing:  # in a burst, the first events may not be written yet
             await asyncio.wait(self._writing, return_when=asyncio.FIRST_COMPLETED)
         return self._last_sequence
 
     async def aclose(self) -> None:
         """Write merged refusals, and wait until everything is written."""
-        for kind in list(self._floods):
-            self._write_held(kind)
+        for kind in list(self._merged):
+            self._write_merged(kind)
         if self._writing:
             await asyncio.wait(list(self._writing))
 
-    def _flood(self, kind: Kind) -> _Flood:
-        """Return the flood of a refusal after counting it; floods that ended are removed."""
-        now = self._clock()
-        if len(self._floods) >= _MOST_FOLLOWED:
-            self._floods = {each: flood for each, flood in self._floods.items() if not flood.is_over(now)}
-        flood = self._floods.get(kind)
-        if flood is None or flood.is_over(now):
-            flood = self._floods[kind] = _Flood()
-        flood.seen += 1
-        flood.last = now
-        return flood
-
-    def _write_held(self, kind: Kind) -> None:
-        """Start to write the merged refusals of a flood, if there are any."""
-        flood = self._floods.get(kind)
-        if flood is not None and flood.held is not None:
-            held, flood.held = flood.held, None
-            self._start(held)
+    def _write_merged(self, kind: Kind) -> None:
+        """Start to write the merged refusals of a kind, if there are any."""
+        if batch := self._merged.pop(kind, None):
+            self._start(batch)
 
     def _start(self, batch: _Batch) -> asyncio.Task[int]:
         task = asyncio.create_task(self._write(batch))

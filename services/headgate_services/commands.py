@@ -239,9 +239,7 @@ def _demo(options: argparse.Namespace) -> int:
         if find_spec(package) is None:
             raise Failure(f"the demo needs {package}: pip install '{_ALL}'")
     demo = optional("headgate_services.demo", "the demo", _ALL)
-    exit_code: int = demo.run_demo(
-        host=options.host, port=options.port, open_traffic=not options.no_traffic
-    )
+    exit_code: int = demo.run_demo(host=options.host, port=options.port, open_traffic=not options.no_traffic)
     return exit_code
 
 

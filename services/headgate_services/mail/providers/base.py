@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Required, TypedDict, Unpack
 
@@ -36,8 +36,6 @@ class MailOptions(TypedDict, total=False):
     """
 
     from_address: Required[str]
-    reply_to: str | None
-    headers: Mapping[str, str] | None
     message_id: str | None
     in_reply_to: str | None
     references: Sequence[str] | None

@@ -71,12 +71,11 @@ class Mail(NamedTuple):
         return build_message(*self).as_bytes(policy=SMTP)
 
     def headers(self) -> dict[str, str]:
-        """Return the threading headers and the extra headers."""
+        """Return the threading headers."""
         found = {
             "Message-ID": self.options.get("message_id"),
             "In-Reply-To": self.options.get("in_reply_to"),
             "References": " ".join(self.options.get("references") or ()),
-            **(self.options.get("headers") or {}),
         }
         return {name: value for name, value in found.items() if value}
 
@@ -159,11 +158,9 @@ def _sendgrid(base: str, account: Account, mail: Mail) -> httpx.Request:
             if person["email"] not in seen:  # SendGrid refuses duplicates
                 recipients[kind].append(person)
             seen.add(person["email"])
-    reply_to = options.get("reply_to")
     document = {
         "personalizations": [{kind: persons for kind, persons in recipients.items() if persons}],
         "from": _person(options["from_address"]),
-        "reply_to": _person(reply_to) if reply_to else None,
         "subject": mail.subject,
         "content": [
             {"type": "text/plain", "value": mail.body or " "},  # SendGrid refuses an empty text
@@ -192,7 +189,6 @@ def _resend(base: str, account: Account, mail: Mail) -> httpx.Request:
         "to": list(mail.to),
         "cc": list(options.get("cc") or ()),
         "bcc": list(options.get("bcc") or ()),
-        "reply_to": options.get("reply_to"),
         "subject": mail.subject,
         "text": mail.body,
         "html": options.get("html_body"),

@@ -22,13 +22,11 @@ def build_message(to: Sequence[str], subject: str, body: str, options: MailOptio
         "From": options["from_address"],
         "To": ", ".join(to),
         "Cc": ", ".join(options.get("cc") or ()),
-        "Reply-To": options.get("reply_to"),
         "Subject": " ".join(subject.split()),  # a line break would end the header
         "Date": format_datetime(datetime.now(UTC)),
         "Message-ID": options.get("message_id"),
         "In-Reply-To": options.get("in_reply_to"),
         "References": " ".join(options.get("references") or ()),
-        **(options.get("headers") or {}),
     }
     for name, value in fields.items():
         if value:

@@ -48,7 +48,7 @@ CORE = (
     "integration/test_queues.py",
 )
 """Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
-ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("build", "extras", "platforms", "races", "refunds"))
+ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("build", "extras", "platforms"))
 """Exceptions: on plain Python the kit is enough for these subjects, and they add hardly any coverage."""
 OLDEST_POSTGRES = (
     *(

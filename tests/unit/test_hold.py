@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -117,7 +118,7 @@ async def test_a_block_can_settle_and_release(flavour: Flavour, clock: FakeClock
     assert await left(limiter) == 4
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, asyncio.CancelledError])
 async def test_block_that_raises_releases_the_hold_and_propagates_the_error(
     flavour: Flavour, clock: FakeClock, error: type[BaseException]
 ) -> None:

@@ -37,6 +37,7 @@ from headgate.stores.base import Gate, Operation, Receipts
 from headgate.stores.counters import MemoryGate
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
+from headgate.testing.contract.races import in_threads
 from headgate.testing.reference import ReferenceStore
 from tests.searching import EXAMPLES
 from tests.unit.processes import (
@@ -562,27 +563,43 @@ def test_reentrant_call_is_refused_and_changes_nothing(rules: tuple[Rule, ...], 
     assert limiter.hit("bob")
 
 
-def test_other_threads_wait_for_the_current_call() -> None:
-    inside, may_go_on = threading.Event(), threading.Event()
+# --- Threads ---------------------------------------------------------------------------------------------------------
 
-    class Slow(SteadyClock):
+
+@pytest.mark.parametrize("others", [(), (sliding_window("1000/day"),)], ids=["one rule", "several rules"])
+@every_kind
+def test_no_other_call_runs_between_read_and_write(make: Make, others: tuple[Rule, ...]) -> None:
+    """In the middle of one hit, another thread tries to hit as well, and must wait."""
+    threads: list[threading.Thread] = []
+
+    class InterleavingClock(SteadyClock):
+        """A clock that starts another thread in the middle of a call.
+
+        With an explicit time, a new key reads the clock to remove expired keys, before its state is written.
+        """
+
         def now_us(self) -> int:
-            if threading.current_thread() is slow:
-                inside.set()
-                may_go_on.wait(60)
+            if not threads:
+                threads.append(threading.Thread(target=limiter.hit, args=("ada",), kwargs={"now": 1.0}))
+                threads[0].start()
+                threads[0].join(0.02)  # no effect if the lock is held
             return super().now_us()
 
-    limiter = Limiter("5/hour", clock=Slow())
-    slow = threading.Thread(target=limiter.hit, args=("ada",), daemon=True)
-    other = threading.Thread(target=limiter.hit, args=("ada",), daemon=True)
-    slow.start()
-    assert inside.wait(60)
-    other.start()
-    assert not limiter.store._counters.lock.acquire(blocking=False)  # type: ignore[attr-defined]
-    may_go_on.set()
-    slow.join(60)
-    other.join(60)
-    assert limiter.check("ada", 0).remaining == 3
+    limiter = Limiter(make("100/hour"), *others, clock=InterleavingClock())
+    assert limiter.hit("ada", now=1.0)
+    for thread in threads:
+        thread.join()
+    assert threads
+    assert limiter.check("ada", 0, now=1.0).remaining == 98
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_threads_with_new_keys_share_exactly_the_overflow_quota(clock: FakeClock) -> None:
+    store = MemoryStore(max_keys=1, clock=clock)
+    limiter = Limiter("100/hour", name="x", store=store)
+    limiter.hit("first")
+    admitted = sum(in_threads(8, lambda thread: sum(bool(limiter.hit(f"{thread} {n}")) for n in range(30))))
+    assert admitted == 100
 
 
 # --- Interruptions ---------------------------------------------------------------------------------------------------

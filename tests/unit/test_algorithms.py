@@ -115,15 +115,6 @@ TICKS = TokenBucket("x", burst=20, n=1, d=1, tick=1)
 """20 at once, and one unit per microsecond."""
 
 
-def test_partial_refund_drains_the_kept_units_first() -> None:
-    state, _ = TICKS.decide(None, 0, 10, BIRTH)
-    assert state is not None
-    receipt = TICKS.receipt(None, state, 10)
-    assert TICKS.refund(state, receipt, 7, 5) is None  # 3 stayed, and have drained within 5 ticks
-    # 6 stayed, of which 5 have drained. The time is still that of the charge, so that a clock set back gains nothing.
-    assert TICKS.refund(state, receipt, 4, 5) == (BIRTH, 6, 0, 4, 1, 1, 20)
-
-
 def test_level_too_large_for_a_new_shape_drains_in_the_old_shape() -> None:
     """If the level were cut off at the largest number, callers could lose their debt by changing between quotas."""
     old, new = TokenBucket("x", 10, 1, 1, 1), TokenBucket("x", 4, 1_000, 1_000_000, 1)

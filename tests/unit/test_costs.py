@@ -24,13 +24,6 @@ def limiter(*rules: Rule) -> Limiter:
     return Limiter(*(rules or RULES), name="model", store=ReferenceStore(clock=FakeClock()))
 
 
-def test_the_unit_is_part_of_a_default_name() -> None:
-    assert [rule.name for rule in RULES] == ["per-minute", "per-minute-tokens", "per-day"]
-    assert fixed_window("5/day", scope="user", unit="pages").name == "per-day-user-pages"
-    with pytest.raises(ConfigError, match="a unit, like 'tokens', is text, not ''"):
-        fixed_window("5/day", unit="")
-
-
 @pytest.mark.parametrize(
     ("cost", "costs"),
     [

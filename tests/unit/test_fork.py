@@ -161,55 +161,6 @@ def test_hooks_after_a_fork_complete_an_interrupted_hook(hook: str, ignored: lis
     assert len(ignored) == 1
 
 
-SIGNAL_DURING_FORK = """
-import importlib.util, os, signal, sys
-from _thread import interrupt_main
-from functools import partial
-from pathlib import Path
-
-def interrupt(*_):
-    raise InterruptedError
-
-# The first registered function is called last before the fork. The signal is not sent by Python code, so the first Python
-# code after the fork handles it. This must be our hook, so the module is loaded alone, before other imports of headgate.
-os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
-
-assert "logging" not in sys.modules
-[folder] = importlib.util.find_spec("headgate").submodule_search_locations
-spec = importlib.util.spec_from_file_location("alone", Path(folder, "_fork.py"))
-_fork = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(_fork)
-
-calls = []
-
-class Watched:
-    def before_fork(self):
-        calls.append("before")
-
-    def after_fork_in_parent(self):
-        calls.append("parent")
-
-    def after_fork_in_child(self):
-        calls.append("child")
-
-signal.signal(signal.SIGUSR1, interrupt)
-sys.unraisablehook = lambda raised: print(raised.exc_type.__name__, flush=True)
-watched = _fork.watch(Watched())
-for _ in range(2):
-    calls.clear()
-    if not (child := os.fork()):
-        os._exit(0 if calls == ["before", "child"] else 1)
-    print(*calls, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-def test_signal_handler_that_raises_during_a_fork_skips_no_hook() -> None:
-    program = [sys.executable, "-c", SIGNAL_DURING_FORK]
-    result = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
-    lines = [line for line in result.stdout.splitlines() if line != "InterruptedError"]
-    assert lines == ["before parent 0"] * 2, result.stdout
-
-
 def test_signal_handler_that_raises_at_any_time_skips_no_hook(
     interruptions: Interruptions, ignored: list[BaseException]
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from headgate import (
-    AsyncLimiter,
     ConfigError,
     CostTooHigh,
     Decision,
@@ -63,21 +62,6 @@ def test_hot_key_is_leased_and_the_rest_is_returned(url: str) -> None:
         assert left is not None
         assert left < 900  # the open chunk is charged
     assert remaining(url) == 900
-
-
-async def test_tasks_lease_too(url: str) -> None:
-    async with AsyncLimiter("1000/hour", name="api", store=url, lease=LEASE) as leasing:
-        decisions = [await leasing.hit("alice") for _ in range(100)]
-    assert all(decisions)
-    assert sum(decision.leased for decision in decisions) > 50
-    assert remaining(url) == 900
-
-
-def test_limit_is_exact_until_the_first_refusal_and_after_the_return(url: str) -> None:
-    with limiter(url) as leasing, limiter(url) as other:
-        admitted = sum(map(bool, hit(leasing, 600))) + sum(map(bool, hit(other, 600)))
-    with limiter(url, lease=None) as exact:
-        assert admitted + sum(map(bool, hit(exact, 1_000))) == 1_000
 
 
 def test_cold_keys_other_calls_and_large_costs_are_decided_at_the_store(url: str) -> None:

@@ -17,8 +17,6 @@ from headgate import (
     sliding_log,
     token_bucket,
 )
-from headgate.algorithms import SlidingWindow
-from headgate.decision import Verdict
 from headgate.errors import StoreUnavailable
 from headgate.stores.base import Answer, Receipts
 from headgate.stores.request import Request
@@ -152,19 +150,3 @@ async def test_hooks_receive_moves_and_the_settlement(
         ("move", {"requests": 0, "tokens": 20}),
     ]
     assert [cost for _, cost in hook.arguments("settled")] == [{"requests": 1, "tokens": 20}]
-
-
-# --- The pure functions -----------------------------------------------------------------------------------------------
-
-
-def test_move_charges_expired_units_again() -> None:
-    log = SlidingWindow("x", 5, 1, 60)
-    held, _ = log.decide(None, 0, 3, 1)
-    assert held is not None
-    receipt = log.receipt(None, held, 3)
-    assert log.move(held, receipt, 10, 4, 2) == ((2, 10, 4), Verdict(True, 5, 1, None, 60))
-    later, _ = log.decide(held, 60, 4, 3)
-    assert later == (3, 60, 4)
-    refused = log.move(later, receipt, 61, 3, 4)
-    assert refused == (later, Verdict(False, 5, 1, 59, 59))
-    assert refused[0] is later

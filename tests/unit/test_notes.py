@@ -39,16 +39,6 @@ def test_names_of_states_and_notes_never_collide(name: str) -> None:
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-async def test_expired_notes_are_replaced_by_new_notes() -> None:
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    for number in range(2_000):
-        await store.note(f"note {number}", "text", 60)
-        clock.advance(1)
-    assert len(store._notes) <= 61
-    assert len(store._notes._expiring) <= 61
-
-
 async def test_expired_notes_are_removed_by_the_same_number_of_new_notes() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)

@@ -189,14 +189,6 @@ def test_error_names_the_invalid_tier_of_a_rule_with_a_burst() -> None:
         token_bucket("5/minute", burst=9, tiers={"pro": 9})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(
-    "lease", [10**400, float("inf"), float("nan"), True, None, [60]], ids=lambda lease: repr(lease)[:9]
-)
-def test_invalid_lease_is_refused(lease: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^a lease is "):
-        concurrent(5, lease=lease)
-
-
 @pytest.mark.parametrize("timezone", [["UTC"], ZoneInfo("UTC"), {}, ""], ids=repr)
 def test_time_zone_must_be_a_name(timezone: Any) -> None:
     with pytest.raises(ConfigError, match="a time zone is a name like 'Europe/Berlin', not "):

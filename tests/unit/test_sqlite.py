@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+import random
 import sqlite3
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,16 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate.clock import SteadyClock
 from headgate.stores import check_url
 from headgate.stores.base import REENTERED
 from headgate.stores.kv import SQLiteKV, open_kv
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
+from headgate.testing.contract.races import in_threads
 from tests.unit.flavours import done
 from tests.unit.processes import (
+    Interruptions,
     all_succeeded,
     fork,
     forking,
@@ -345,75 +347,35 @@ def test_row_with_an_invalid_state_is_a_conflict(path: Path, garbage: object) ->
         assert limiter.hit("ada")
 
 
-# Interrupts calls of every kind at any point, and checks after each that no lock or transaction is left.
-INTERRUPTED = """
-import random, signal, sys, threading
-from itertools import count
-from headgate import Limiter, SQLiteStore, StoreUnavailable, fixed_window, sliding_window
-from headgate.clock import SteadyClock
-
-class Clock(SteadyClock):
-    times = count(1_700_000_000_000_000)
-    def now_us(self):
-        return next(self.times)
-
-class Interrupted(Exception):
-    pass
-
-def interrupt(*_):
-    raise Interrupted
-
-def is_free(lock):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(lock.acquire(timeout=5)) or lock.release())
-    thread.start()
-    thread.join()
-    return found == [True]
-
-store = SQLiteStore(sys.argv[1], clock=Clock())
-limiter = Limiter(sliding_window("1000000/hour"), fixed_window("1000000/day"), name="x", store=store)
-for _ in range(500):
-    limiter.hit("ada")
-calls = [
-    lambda: limiter.hit("ada"),
-    lambda: limiter.hold("ada", 2).release(),
-    lambda: limiter.hit("ada", 999_600),  # refused
-    lambda: limiter.check("ada"),
-    lambda: limiter.record("ada"),
-    lambda: limiter.reset("bob"),
-]
-signal.signal(signal.SIGALRM, interrupt)
-interrupted = 0
-while interrupted < 1000:
-    try:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_01, 0.000_4), 1)
-            while True:
-                random.choice(calls)()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except Interrupted:
-        interrupted += 1
-    assert not store._connection.in_transaction
-    assert interrupted % 50 or is_free(store._lock)
-before = limiter.check("ada", 0)
-limiter.hit("ada")
-after = limiter.check("ada", 0)
-print(*(result.remaining for decision in (before, after) for result in decision.results))
-"""
-
-
-def test_exception_from_a_signal_handler_leaves_no_lock_or_transaction_open(path: Path) -> None:
+def test_exception_from_a_signal_handler_leaves_no_lock_or_transaction_open(
+    path: Path, interruptions: Interruptions
+) -> None:
     """Like Ctrl-C in a notebook, or the soft timeout of a worker: the limiter must still work afterwards.
 
     Every call counts in both rules or in none, so they agree in the end.
     """
-    command = [sys.executable, "-c", INTERRUPTED, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr
-    log, window, log_after, window_after = map(int, ended.stdout.split())
-    assert log == window < 999_500
-    assert log_after == window_after == log - 1
+    times, chance = count(1_700_000_000_000_000_000, 1000), random.Random(7)
+    with (
+        SQLiteStore(path, clock=SteadyClock(times.__next__)) as store,
+        closing(sqlite3.connect(path, 0)) as other,
+    ):
+        rules = sliding_window("1000000/hour"), fixed_window("1000000/day")
+        limiter = Limiter(*rules, name="x", store=store)
+        calls: list[Callable[[], object]] = [
+            lambda: limiter.hit("ada"),
+            lambda: limiter.hold("ada", 2).release(),
+            lambda: limiter.hit("ada", 999_600) and limiter.reset("ada"),
+            lambda: limiter.check("ada"),
+            lambda: limiter.record("ada"),
+            lambda: limiter.reset("bob"),
+        ]
+        for number, _ in enumerate(interruptions(lambda: chance.choice(calls)())):
+            other.execute("BEGIN IMMEDIATE")
+            other.rollback()
+            assert number % 50 or in_threads(1, lambda _: bool(limiter.check("ada", 0))) == [True]
+        counts = [[result.remaining for result in limiter.hit("ada", cost).results] for cost in (0, 1)]
+        assert counts[0][0] == counts[0][1]
+        assert counts[1] == [units - 1 for units in counts[0]]
 
 
 class InterruptingClock(FakeClock):
@@ -428,25 +390,8 @@ class InterruptingClock(FakeClock):
         return super().now_us()
 
 
-def by_signal(work: Callable[[], object]) -> None:
-    before = signal.signal(signal.SIGUSR1, lambda *_: work())
-    signal.raise_signal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, before)
-
-
-def by_finalizer(work: Callable[[], object]) -> None:
-    class Dropped:
-        def __del__(self) -> None:
-            work()
-
-    Dropped()
-
-
-@pytest.mark.parametrize("interrupt", [by_signal, by_finalizer])
 @pytest.mark.parametrize("outer", ["hit", "hold", "check", "record"])
-def test_reentrant_call_is_refused_at_once(
-    path: Path, interrupt: Callable[[Callable[[], object]], None], outer: str
-) -> None:
+def test_reentrant_call_is_refused_at_once(path: Path, outer: str) -> None:
     """Waiting for the interrupted call would never end, and counting between two of its steps would be wrong."""
     clock = InterruptingClock()
     with SQLiteStore(path, clock=clock) as store:
@@ -464,7 +409,7 @@ def test_reentrant_call_is_refused_at_once(
             except StoreUnavailable as error:
                 errors.append(str(error))
 
-        clock.interrupt = partial(interrupt, inside)
+        clock.interrupt = inside
         getattr(limiter, outer)("ada")
         assert len(errors) == 6
         assert all(REENTERED in error for error in errors)

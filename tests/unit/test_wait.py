@@ -7,9 +7,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
-from math import inf, nan
+from math import inf
 from random import Random
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 
 from headgate import (
     AsyncLimiter,
-    ConfigError,
     Decision,
     Limiter,
     MemoryStore,
@@ -93,14 +91,6 @@ async def test_wait_lasts_until_the_requested_units_are_free(flavour: Flavour, c
     start = clock.now_us()
     assert await done(limiter.wait("ada", 7))
     assert clock.now_us() - start == 7_000_000
-
-
-async def test_wait_uses_the_quota_of_the_tier(flavour: Flavour, clock: FakeClock) -> None:
-    limiter = flavour(sliding_log("1/minute", tiers={"pro": "2/minute"}), clock=clock)
-    start = clock.now_us()
-    await done(limiter.wait("ada"))
-    await done(limiter.wait("ada", tier="pro"))
-    assert clock.now_us() == start
 
 
 # --- Order of arrival ------------------------------------------------------------------------------------------------
@@ -223,48 +213,6 @@ async def test_infinite_timeout_equals_no_timeout(
     assert clock.now_us() - start == 24 * 3_600_000_000
 
 
-@pytest.mark.parametrize("timeout", [nan, "5", timedelta(seconds=5)])
-async def test_timeout_must_be_a_number(flavour: Flavour, timeout: Any) -> None:
-    limiter = flavour("1/minute")
-    with pytest.raises(ConfigError, match="timeout= is seconds, or None"):
-        await done(limiter.wait("ada", timeout=timeout))
-    assert queued(limiter) == 0
-    assert await done(limiter.check("ada")), "nothing was taken"
-
-
-@pytest.mark.usefixtures("frequent_queue_checks")
-@pytest.mark.parametrize("timeout", [None, inf, 1e9])
-async def test_task_with_a_long_timeout_waits_behind_others(timeout: float | None) -> None:
-    clock = BlockingClock()
-    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
-    await limiter.hit("ada")
-    first = asyncio.create_task(limiter.wait("ada"))
-    await settled(lambda: clock.asleep_now == 1)
-    checks = QueueChecks(limiter)
-    second = asyncio.create_task(limiter.wait("ada", timeout=timeout))
-    await settled(lambda: checks.count >= 5)
-    clock.may_wake_async.set()
-    async with asyncio.timeout(PATIENCE):
-        assert await first
-        assert await second
-
-
-class QueueChecks:
-    """Counts how often waiters check whether the first waiter is dead."""
-
-    def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
-        self.count = 0
-        turns: Any = limiter._lines
-        look = turns.join
-
-        def counted(*arguments: Any) -> bool:
-            self.count += 1
-            found: bool = look(*arguments)
-            return found
-
-        turns.join = counted
-
-
 async def test_task_whose_timeout_is_too_short_is_refused_at_once() -> None:
     """Even without the other waiter, it would be admitted an hour after its timeout."""
     clock = BlockingClock()
@@ -296,22 +244,6 @@ async def test_task_still_queued_at_its_timeout_is_refused() -> None:
 
 
 # --- Cancellation and errors -----------------------------------------------------------------------------------------
-
-
-async def test_cancelled_task_leaves_the_queue() -> None:
-    clock = BlockingClock()
-    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
-    await limiter.hit("ada")
-    tasks = [asyncio.create_task(limiter.wait("ada")) for _ in range(3)]
-    await settled(lambda: queued(limiter) == 3)
-    tasks[1].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await tasks[1]
-    assert queued(limiter) == 2
-    clock.may_wake_async.set()
-    async with asyncio.timeout(PATIENCE):
-        assert await tasks[0]
-        assert await tasks[2]
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -402,15 +334,6 @@ def test_thread_interrupted_while_leaving_still_leaves_the_queue() -> None:
         assert not thread.is_alive()
     assert interrupted.is_set()
     assert queued(limiter) == 0
-
-
-def test_signal_handler_that_raises_at_any_time_leaves_the_queue_empty(
-    interruptions: Interruptions,
-) -> None:
-    limiter = Limiter("1000000000/minute")
-    for _ in interruptions(lambda: limiter.wait("ada")):
-        assert limiter.wait("ada", timeout=0)
-        assert limiter._lines._queues == {}
 
 
 @pytest.mark.usefixtures("frequent_queue_checks")
@@ -601,18 +524,6 @@ def test_waiters_notice_that_a_loop_was_closed_after_its_wake_up(loops: Loops, d
     assert open_loop.run_until_complete(asyncio.wait_for(last, PATIENCE))
     assert queued(limiter) == 0
     assert not any(task.done() for task in abandoned)
-
-
-def test_wake_up_of_a_closed_loop_fails(loops: Loops) -> None:
-    async def make_ticket() -> AsyncEvent:
-        return AsyncEvent()
-
-    loop = loops()
-    first, second = (loop.run_until_complete(make_ticket()) for _ in range(2))
-    assert first.set()
-    loop.close()
-    assert not first.set()
-    assert not second.set()
 
 
 def test_wake_up_of_a_loop_that_is_just_closing_fails(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:

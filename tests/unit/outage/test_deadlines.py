@@ -9,7 +9,6 @@ import pytest
 
 from headgate import ConfigError
 from headgate.client import ServerStore
-from headgate.policy import load_policy
 from headgate.rules import fixed_window
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
@@ -40,10 +39,3 @@ def test_every_store_refuses_invalid_deadlines_with_the_same_message(
 def test_every_store_takes_the_same_deadlines(make: Callable[..., Any], deadline: float) -> None:
     assert make(deadline=deadline).deadline == deadline
     make().bind("x", (fixed_window("5/minute"),), deadline=deadline)
-
-
-def test_policy_file_refuses_invalid_deadlines(tmp_path: Any) -> None:
-    file = tmp_path / "headgate.toml"
-    file.write_text('[limiters.x]\nrules = ["5/m"]\nstore = "redis://localhost"\ndeadline = 7200\n')
-    with pytest.raises(ConfigError, match=MESSAGE):
-        load_policy(file)

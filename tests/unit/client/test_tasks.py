@@ -159,45 +159,6 @@ async def test_invalid_batch_response_is_a_conflict(gate: AsyncGate, server: Gat
     assert all(isinstance(outcome, StoreConflict) for outcome in outcomes)
 
 
-# --- Cancelled callers --------------------------------------------------------------------------------------------------
-
-
-async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, server: GatedServer) -> None:
-    holding = asyncio.ensure_future(gate.decide(Request("hold", "alice", 3)))
-    await server.until_asked(1)
-    holding.cancel()
-    await asyncio.sleep(0)
-    server.is_open.set()
-    await server.until_asked(2)
-    assert server.paths == ["/v1/limiters/login/hold", "/v1/holds/id-alice/settle"]
-    assert server.asked[1].body == {"cost": 0}
-
-
-@pytest.mark.parametrize("operation", ["record", "refund", "reset"])
-async def test_cancelled_record_refund_and_reset_are_still_sent(
-    gate: AsyncGate, server: GatedServer, operation: str
-) -> None:
-    server.is_open.set()
-    _, receipts = await gate.decide(Request("hold", "alice", 3))
-    assert receipts is not None
-    server.is_open.clear()
-    server.asked.clear()
-    first = await busy(gate, server)
-    calls = {
-        "record": lambda: gate.decide(Request("record", "alice")),
-        "refund": lambda: gate.refund(receipts, 1, None),
-        "reset": lambda: gate.reset("alice"),
-    }
-    sending = asyncio.ensure_future(calls[operation]())
-    await asyncio.sleep(0)
-    sending.cancel()
-    await asyncio.sleep(0)
-    server.is_open.set()
-    await first
-    await server.until_asked(2)
-    assert server.paths[1].endswith({"refund": "settle"}.get(operation, operation))
-
-
 # --- Failures -----------------------------------------------------------------------------------------------------------
 
 
@@ -224,27 +185,3 @@ async def test_only_repeatable_calls_of_a_lost_batch_are_repeated(
         "StoreUnavailable",
     ]
     assert server.paths == ["/v1/batch", "/v1/holds/id-alice/settle"]
-
-
-# --- Event loops --------------------------------------------------------------------------------------------------------
-
-
-def test_event_loop_can_end_during_a_call() -> None:
-    """A task that is not cleaned up would cause a warning, which is an error in this suite."""
-    outcomes: list[str] = []
-
-    async def call(gate: AsyncGate) -> None:
-        try:
-            await asyncio.shield(hit(gate, "alice"))
-        finally:
-            outcomes.append("over")
-
-    async def main() -> None:
-        server = GatedServer()
-        gate = ServerStore("http://x", transport=server.transport).bind_async("login", RULES)
-        calling = asyncio.ensure_future(call(gate))
-        await server.until_asked(1)
-        assert not calling.done()
-
-    asyncio.run(main())
-    assert outcomes == ["over"]

@@ -8,7 +8,6 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from headgate.stores.kv import KVStore, ListingKV, MemoryKV, SQLiteKV, SwappingK
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.loops import PerLoop
 from headgate.stores.kv.redis import RedisKV
-from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN
 from tests.unit.kv.redis_server import with_own_prefix
@@ -146,19 +144,6 @@ class TestSQLite:
         second = SQLiteKV(tmp_path / "kv.db")
         assert await second.get("key") == "1"
         await second.aclose()
-
-    async def test_opening_waits_for_another_writer_of_a_new_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """SQLite does not wait, even with a timeout: it refuses the switch to WAL immediately."""
-        other = sqlite3.connect(tmp_path / "kv.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        switch = partial(switch_to_wal, pause=lambda _: other.execute("ROLLBACK"))
-        monkeypatch.setattr("headgate.stores.sqlite_file.switch_to_wal", switch)
-        kv = SQLiteKV(tmp_path / "kv.db")
-        assert not other.in_transaction
-        other.close()
-        await kv.aclose()
 
     async def test_exactly_one_concurrent_swap_wins(self, tmp_path: Path) -> None:
         adapters = [SQLiteKV(tmp_path / "kv.db") for _ in range(8)]

@@ -402,29 +402,6 @@ rules = { user = "5/hour" }
 """
 
 
-@pytest.mark.parametrize(
-    ("user", "tier", "limit"),
-    [
-        ("ada", "pro", 3),
-        ("ada", "free", 2),
-        ("ada", None, 2),
-        ("ada", "mystery", 2),
-        ("42", None, 5),
-        ("42", "pro", 5),
-        (b"42", None, 5),
-    ],
-)
-async def test_a_call_is_decided_by_its_tier_or_override(
-    follow: Follow, user: Any, tier: str | None, limit: int
-) -> None:
-    limiter = follow(TIERS)["api"]
-    key = {"user": user, "realm": "north"}
-    assert (await done(limiter.check(key, tier=tier))).limit == limit
-    assert await admitted(limiter, 9, key, tier=tier) == limit
-    hold = await done(limiter.hold({"user": user, "realm": "south"}, 1, tier=tier))
-    assert not hold
-
-
 async def test_holds_records_and_resets_use_the_override(follow: Follow) -> None:
     limiter = follow(TIERS)["api"]
     key = {"user": "42", "realm": "north"}

@@ -221,14 +221,6 @@ async def test_a_missing_scope_of_a_shadow_rule_fails_only_there_and_is_logged_o
     assert "'realm'" in line
 
 
-async def test_a_shared_shadow_rule_beside_a_rule_per_user(follow: Follow) -> None:
-    text = SCOPED.replace('scope = "realm"', 'scope = "*"')
-    limiter = follow(text)["api"]
-    for user in ("ada", "bob", "cyd"):
-        assert await hits(limiter, 1, {"user": user}) == [True]
-    assert limiter.shadow_report() == {"candidate": ShadowCount(asked=3, refused=1, failed=0)}
-
-
 async def test_a_shadow_rule_uses_the_tier_as_if_it_were_live(follow: Follow) -> None:
     limiter = follow("""
         [limiters.api]

@@ -81,27 +81,6 @@ def operations(server: FakeServer) -> list[tuple[Operation, int]]:
     return [(Operation(request.body[0]), len(request.keys)) for request in server.requests]
 
 
-@pytest.mark.parametrize(
-    ("these", "key"),
-    [
-        (cluster(tag="limiter"), WHO),
-        (cluster(sliding_window("3/minute"), token_bucket("5/hour")), "alice"),
-    ],
-    ids=["a limiter in one slot", "a key in one slot"],
-)
-def test_one_slot_is_one_request(these: ClusterOperations, key: Any) -> None:
-    server = FakeServer()
-    decide(these, "hit", key, 1, server)
-    decide(these, "peek", key, 1, server)
-    _, receipts = decide(these, "hold", key, 1, server)
-    assert receipts is not None
-    decide(these, "record", key, 1, server)
-    run(these.refund(receipts, 1, None), server)
-    run(these.reset(key), server)
-    asked = [operation.name for operation, _ in operations(server)]
-    assert asked == ["HIT", "PEEK", "HOLD", "RECORD", "REFUND", "RESET"]
-
-
 def test_token_buckets_are_charged_last() -> None:
     server = FakeServer()
     decision, receipts = decide(cluster(), "hit", WHO, 1, server)
@@ -146,18 +125,6 @@ def left(these: ClusterOperations, key: Any, server: FakeServer) -> list[int]:
     return [result.remaining for result in decide(these, "peek", key, 0, server)[0].results]
 
 
-def test_costs_per_rule_are_charged_by_slot_and_returned_on_refusal() -> None:
-    server, these = FakeServer(), cluster(*PLACES)
-    _, receipts = decide(these, "hold", MEMBER, (1, 80, 3), server)
-    assert left(these, MEMBER, server) == [1, 20, 47]
-    before = dict(server.states)
-    decision, nothing = decide(these, "hold", MEMBER, (1, 30, 3), server)
-    assert (decision.denied_by, nothing, server.states) == ("tokens", None, before)
-    assert receipts is not None
-    run(these.refund(receipts, (1, 50, 0), None), server)
-    assert left(these, MEMBER, server) == [2, 70, 47]
-
-
 def test_rules_with_cost_0_are_not_charged_in_their_slots() -> None:
     server, these = FakeServer(), cluster(*PLACES)
     decision, receipts = decide(these, "hold", MEMBER, (0, 7, 0), server)
@@ -171,27 +138,3 @@ def test_rules_with_cost_0_are_not_charged_in_their_slots() -> None:
     run(these.refund(receipts, 7, None), server)
     assert operations(server) == [(Operation.REFUND, 1)]
     assert left(these, MEMBER, server) == [2, 100, 46]
-
-
-def test_places_in_a_separate_slot_can_be_renewed() -> None:
-    server, these = FakeServer(), cluster(*PLACES)
-    _, receipts = decide(these, "hold", MEMBER, 1, server)
-    assert receipts is not None
-    server.now += 59_999_999
-    old = (receipts[0], *((key, ()) for key, _ in receipts[1:]))
-    decision, new = decide(these, "renew", MEMBER, (1, 0, 0), server, replaces=old)
-    assert (decision.allowed, new) == (True, None)
-    server.now += 59_999_999
-    assert left(these, MEMBER, server)[0] == 1
-    run(these.refund(old, (1, 0, 0), None), server)
-    assert left(these, MEMBER, server)[0] == 2
-
-
-def test_a_hold_in_one_slot_is_moved_atomically() -> None:
-    server, these = FakeServer(), cluster(*PLACES, tag="limiter")
-    _, receipts = decide(these, "hold", MEMBER, 1, server)
-    server.requests.clear()
-    decision, _ = decide(these, "hold", MEMBER, (0, 5, 1), server, replaces=receipts)
-    assert decision.allowed
-    assert operations(server) == [(Operation.HOLD, 3)]
-    assert left(these, MEMBER, server) == [2, 95, 49]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import struct
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -72,31 +70,6 @@ async def test_calls_of_one_event_loop_iteration_are_sent_together(
 # --- One batch after another -----------------------------------------------------------------------------------------
 
 HALF = batching.MOST_PER_BATCH
-
-
-async def start_two_batches(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
-    """Start calls that are sent in two batches, without replies yet."""
-    peer.is_open = False
-    calls = [start(engine, f"a{number}") for number in range(HALF)]
-    await peer.until_sent_async(1)
-    calls += [start(engine, f"b{number}") for number in range(HALF)]
-    await peer.until_sent_async(2)
-    return calls
-
-
-async def test_many_calls_are_pipelined_on_the_same_connection() -> None:
-    peer = ScriptedPeer(follows=True)
-    engine = AsyncEngine(peer, PATIENCE)
-    calls = await start_two_batches(peer, engine)
-    third = [start(engine, f"c{number}") for number in range(HALF)]
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert len(peer.batches) == 2
-    peer.open()
-    assert await outcomes([*calls, *third]) == [request for batch in peer.batches for request in batch]
-    assert len(peer.batches) == 3
-    assert len(peer.wires) == 1
-    await engine.aclose()
 
 
 async def test_calls_started_by_a_reply_do_not_start_a_second_reader() -> None:
@@ -391,18 +364,6 @@ async def test_silent_connections_time_out_after_a_failed_send(
 # --- Event loops -----------------------------------------------------------------------------------------------------
 
 
-def test_each_event_loop_opens_and_closes_its_own_connection() -> None:
-    peer = ScriptedPeer()
-    engine = AsyncEngine(peer, PATIENCE)
-
-    async def call() -> Any:
-        return await start(engine, "a")
-
-    for _ in range(3):
-        assert asyncio.run(call()) == "a"
-    assert [wire.is_closed for wire in peer.wires] == [True] * 3
-
-
 def test_calls_in_progress_fail_when_the_event_loop_ends() -> None:
     peer = ScriptedPeer()
     engine = AsyncEngine(peer, PATIENCE)
@@ -493,24 +454,3 @@ def test_a_forked_process_opens_a_new_connection() -> None:
 
     assert asyncio.run(call()) == ("a", "b")
     assert len(peer.wires) == 2
-
-
-def test_closing_the_event_loop_during_a_call_logs_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", found.append)
-    peer = ScriptedPeer()
-    peer.is_open = False
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # ignore the message about a destroyed task
-
-    async def leave_a_call() -> None:
-        start(AsyncEngine(peer, PATIENCE), "a")
-        await peer.until_sent_async(1)
-
-    loop.run_until_complete(leave_a_call())
-    loop.close()
-    del loop
-    gc.collect()
-    assert not found

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
 from headgate.stores.remote.batching import GRACE, OVER
 from headgate.stores.remote.threads import ThreadEngine
-from tests.unit.processes import Interrupted, interrupts
+from tests.unit.processes import Interrupted
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
 
 
@@ -49,14 +47,6 @@ def waiting(engine: ThreadEngine) -> int:
     return len(engine._dispatcher._batcher.waiting)
 
 
-def is_free(lock: Any) -> bool:
-    """Return whether no thread has taken a lock, this one included."""
-    if lock._is_owned() or not lock.acquire(blocking=False):
-        return False
-    lock.release()
-    return True
-
-
 def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
@@ -65,19 +55,6 @@ def until(condition: Callable[[], object]) -> None:
 
 
 # --- Together --------------------------------------------------------------------------------------------------------
-
-
-def test_each_of_many_threads_gets_its_own_reply(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
-) -> None:
-    def work(number: int) -> list[Any]:
-        return [call(engine, f"{number} {turn}") for turn in range(50)]
-
-    jobs = [pool.submit(work, number) for number in range(40)]
-    for number, job in enumerate(jobs):
-        assert job.result(PATIENCE) == [f"{number} {turn}" for turn in range(50)]
-    assert sum(map(len, peer.batches)) == 40 * 50
-    assert len(peer.wires) == 1
 
 
 def test_a_call_made_while_another_thread_works_is_sent_by_that_thread(
@@ -347,48 +324,6 @@ def test_a_reentrant_call_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -
     peer.answer = call_again
     assert call(engine, "outer") == "outer"
     assert [(type(error), str(error)) for error in found] == [(StoreError, REENTERED)]  # not an outage
-
-
-@pytest.mark.skipif(sys.gettrace() is not None, reason="an interrupt would leave a lock of coverage taken")
-def test_exceptions_in_signal_handlers_do_not_affect_other_threads(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
-) -> None:
-    """The main thread is interrupted repeatedly at any place; other threads continue to get their own replies."""
-    stop = threading.Event()
-
-    def work(number: int) -> int:
-        turn = failed = 0
-        while not stop.is_set():
-            turn += 1
-            try:
-                assert call(engine, f"{number} {turn}") == f"{number} {turn}"
-            except StoreError:  # it shared the connection of the interrupted call
-                failed += 1
-        return turn - failed
-
-    interrupted = number = 0
-    jobs = [pool.submit(work, number) for number in range(4)]
-    try:
-        with interrupts() as interrupt_after:
-            while interrupted < 1000:
-                number += 1
-                try:
-                    try:
-                        interrupt_after(0.0001 + number % 17 * 0.00002)
-                        while True:
-                            with suppress(StoreError):
-                                assert call(engine, "main") == "main"
-                    finally:
-                        interrupt_after(0)
-                except Interrupted:
-                    interrupted += 1
-    finally:
-        stop.set()
-    assert all(job.result(PATIENCE) for job in jobs)
-    assert call(engine, "afterwards") == "afterwards"
-    assert is_free(engine._dispatcher._lock)
-    # A connection dropped during close() is closed when its object is deleted.
-    assert engine._dispatcher._wire is not None
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------

@@ -357,18 +357,3 @@ def _as_kept(state: tuple[int, ...]) -> list[int]:
 
 def _leases(url: str, name: str) -> list[list[int]]:
     return [row[:3] + [number for i, number in enumerate(row[3:]) if i % 3 != 1] for row in stored(url, name)]
-
-
-def test_long_log_is_counted_exactly(twins: Any) -> None:
-    both = twins(sliding_log("1000/minute"))
-    for _ in range(1_000):
-        both.both("hit", "alice")
-        both.clock.advance_us(3_000)
-    assert not both.both("hit", "alice")
-    both.both("hit", "alice", 500)
-    both.clock.advance(58)
-    assert both.both("hit", "alice", 333)
-    holds = [both.both("hold", "alice", 1) for _ in range(2)]
-    both.clock.advance(30)
-    for hold in holds:
-        hold.settle(0)

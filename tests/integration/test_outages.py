@@ -223,19 +223,6 @@ def test_failure_policy_local_limits_requests_during_an_outage(server: AnyServer
         assert admitted + after in (9, 10)
 
 
-def test_acknowledged_counts_survive_a_kill(server: AnyServer, name: str) -> None:
-    with (
-        store_on(server) as store,
-        Limiter("10/day", name=name, store=store, on_store_error="closed") as limiter,
-    ):
-        assert sum(limiter.hit("alice").allowed for _ in range(7)) == 7
-        server.kill()
-        assert not limiter.hit("alice")
-        server.start()
-        until(lambda: is_available_again(limiter))
-        assert sum(limiter.hit("alice").allowed for _ in range(20)) == 3
-
-
 async def test_a_call_whose_reply_is_lost_is_charged_once(
     server: AnyServer, name: str, flavour: Flavour
 ) -> None:

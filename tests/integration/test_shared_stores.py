@@ -15,7 +15,6 @@ from fastapi import Depends, FastAPI
 from headgate import AsyncLimiter, Limiter
 from headgate.http.fastapi import install, limit
 from headgate.policy import LivePolicy, parse_policy
-from headgate.testing.servers import RedisServer
 from tests.integration.waiting import until
 from tests.integration.worlds import World
 from tests.unit.processes import forking, in_child
@@ -112,22 +111,3 @@ def test_child_process_does_not_close_the_store_of_its_parent(world: World) -> N
         assert in_child(work)
         assert inherited.hit("ada").remaining == 5
         assert world.connections() == 1
-
-
-def test_limiters_share_the_start_and_end_of_an_outage() -> None:
-    with (
-        RedisServer() as server,
-        Limiter("5/hour", name="a", store=server.url) as first,
-        Limiter("5/hour", name="b", store=server.url, on_store_error="closed") as second,
-    ):
-        assert first.hit("ada")
-        assert second.hit("ada")
-        server.kill()
-        assert first.hit("ada").degraded
-        assert (second.health.state, second.health.failures) == ("unavailable", 1)
-        assert second.hit("ada").degraded
-        assert second.health.failures == 1
-        server.start()
-        until(lambda: second.health.available)
-        assert not second.hit("ada").degraded
-        assert first.health.outages == second.health.outages == 1

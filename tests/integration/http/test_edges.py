@@ -18,6 +18,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.http import Writer, by_address, by_header, refusal
+from headgate.stores import Gate
 from headgate.testing import FakeClock
 from tests.integration.http.clients import ADDRESS, is_complete, left, policies
 from tests.integration.http.edges import EDGES, App, Edge
@@ -37,6 +38,35 @@ def header(name: str, default: Any = None) -> Callable[[Any], Any]:
         return request.headers.get(name, default)
 
     return get
+
+
+class Unrefunding(MemoryStore):
+    """A store that fails on refunds."""
+
+    def bind(self, *arguments: Any, **options: Any) -> Any:
+        return UnrefundingGate(super().bind(*arguments, **options))
+
+    def bind_async(self, *arguments: Any, **options: Any) -> Any:
+        return AsyncUnrefundingGate(super().bind(*arguments, **options))
+
+
+class UnrefundingGate:
+    def __init__(self, gate: Gate) -> None:
+        self.decide = gate.decide
+
+    def refund(self, *arguments: Any) -> None:
+        raise StoreUnavailable("gone")
+
+
+class AsyncUnrefundingGate:
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def decide(self, request: Any) -> Any:
+        return self._gate.decide(request)
+
+    async def refund(self, *arguments: Any) -> None:
+        raise StoreUnavailable("gone")
 
 
 async def codes(client: httpx.AsyncClient, *paths: str, **fields: str) -> list[int]:
@@ -128,6 +158,13 @@ async def test_only_chosen_outcomes_count(edge: Edge) -> None:
         assert await codes(client, "/broken") == [500]
         assert await codes(client, "/status/401", "/") == [401, 429]
     assert [left(response)["per-minute"] for response in responses] == [2, 2, 1, 1]
+
+
+async def test_failed_refund_does_not_fail_the_response(edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
+    limiter = edge.kind("5/minute", name="x", store=Unrefunding())
+    async with edge.serve(App(), [limiter], count={401}) as client:
+        assert await codes(client, "/") == [200]
+    assert "could not be given back" in caplog.text
 
 
 async def test_places_are_held_until_the_response_ends(edge: Edge) -> None:

@@ -9,7 +9,6 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection
 
 from headgate import (
     AsyncLimiter,
@@ -21,7 +20,7 @@ from headgate import (
     RateLimited,
     sliding_window,
 )
-from headgate.http import Headers, by_address, by_all, by_header, by_route
+from headgate.http import Headers, by_route
 from headgate.http.asgi import RateLimitMiddleware
 from headgate.http.fastapi import RequestRefused, decision, exempt, install, limit
 from headgate.http.testing import fresh_limits, limits_off
@@ -216,38 +215,7 @@ async def test_nearest_limits_apply(path: str, quotas: dict[str, int]) -> None:
     assert (policies(response) if "ratelimit-policy" in response.headers else {}) == quotas
 
 
-async def test_routes_with_the_same_limit_object_share_one_count() -> None:
-    shared = limit("2/minute")
-    app = FastAPI()
-    install(app)
-
-    @app.get("/a", dependencies=[Depends(shared)])
-    async def a() -> None: ...
-
-    @app.get("/b", dependencies=[Depends(shared), Depends(shared)])
-    async def b() -> None: ...
-
-    @app.get("/c", dependencies=[Depends(limit("2/minute"))])
-    async def c() -> None: ...
-
-    assert await codes(app, "/a", "/b", "/a", "/c") == [200, 200, 429, 200]
-
-
 # --- Routers, sub-applications, handshakes ----------------------------------------------------------------------------
-
-
-async def test_a_router_included_twice_has_two_templates() -> None:
-    router = APIRouter(dependencies=[Depends(limit("1/minute", key=by_all(by_address(), by_route())))])
-
-    @router.get("/items/{number}")
-    async def item(number: int) -> None: ...
-
-    app = FastAPI()
-    install(app)
-    app.include_router(router, prefix="/v1")
-    app.include_router(router, prefix="/v2")
-    paths = ("/v1/items/1", "/v1/items/2", "/v2/items/1", "/v2/items/2")
-    assert await codes(app, *paths) == [200, 429, 200, 429]
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -322,23 +290,6 @@ async def test_dependency_and_middleware_share_the_fields() -> None:
 # --- Keys, costs, tiers -----------------------------------------------------------------------------------------------
 
 
-async def test_every_option_may_be_an_async_function() -> None:
-    async def tenant(request: HTTPConnection) -> str | None:
-        return request.query_params.get("tenant")
-
-    async def size(request: HTTPConnection) -> int:
-        return int(request.query_params.get("size", "1"))
-
-    app = application(limit("4/minute", key=tenant, cost=size))
-    assert await codes(app, "/?tenant=a&size=4", "/?tenant=a", "/?size=3", "/?size=1", "/") == [
-        200,
-        429,
-        200,
-        200,
-        429,
-    ]
-
-
 async def current_user(authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
     if authorization is None:
         raise HTTPException(401)
@@ -367,19 +318,6 @@ async def test_every_option_may_be_a_dependency() -> None:
     assert await codes(app, "/?n=3", "/?n=17", "/", authorization="ada") == [200, 200, 429]
     assert await codes(app, "/?n=21", authorization="ada") == [413]
     assert await codes(app, "/") == [401]
-
-
-async def test_options_of_different_kinds_can_be_mixed() -> None:
-    app = application(
-        limit("3/minute", key=by_header("x-key"), cost=lambda request: 2, tier=Depends(plan), exempt=is_admin)
-    )
-    assert await codes(app, "/", "/", authorization="bob", **{"x-key": "k"}) == [200, 429]
-    assert await codes(app, "/", authorization="bob", **{"x-key": "k", "x-admin": "yes"}) == [200]
-    assert await codes(app, "/", "/", authorization="bob") == [200, 429]
-
-
-def is_admin(request: HTTPConnection) -> bool:
-    return "x-admin" in request.headers
 
 
 @pytest.mark.parametrize(

@@ -58,18 +58,12 @@ class Calls(Hook):
 
 
 @every_limit
-async def test_limit_sets_failure_policy_and_deadline(limiter_of: Callable[..., Any], kind: type) -> None:
-    limiter = limiter_of("5/minute", name="x", store=UNREACHABLE, on_store_error="closed", deadline=0.5)
+async def test_limit_takes_options_of_its_limiter(limiter_of: Callable[..., Any], kind: type) -> None:
+    options = {"on_store_error": "closed", "deadline": 0.5, "hooks": [calls := Calls()]}
+    limiter = limiter_of("5/minute", name="x", store=UNREACHABLE, **options)
     decision = await done(limiter.hit("ada"))
-    assert (decision.allowed, decision.degraded) == (False, True)
+    assert (decision.allowed, decision.degraded, calls.count) == (False, True, 1)
     await close(limiter)
-
-
-@every_limit
-async def test_hooks_of_the_limit_are_called(limiter_of: Callable[..., Any], kind: type) -> None:
-    calls = Calls()
-    await done(limiter_of("5/minute", hooks=[calls]).hit("ada"))
-    assert calls.count == 1
 
 
 @every_limit

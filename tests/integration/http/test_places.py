@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
 
-from headgate import AsyncLimiter, ConfigError, Limiter, calendar, concurrent, sliding_window
-from headgate.http import asgi, wsgi
+from headgate import AsyncLimiter, ConfigError, calendar, concurrent, sliding_window
+from headgate.http import asgi
 from headgate.http.fastapi import install, limit
 from headgate.http.headers import Writer
 
@@ -58,24 +57,6 @@ async def test_a_cancelled_request_frees_its_place() -> None:
     with pytest.raises(asyncio.CancelledError):
         await request
     assert await limiter.check("192.0.2.1")
-
-
-def decide(app: Any) -> Any:
-    return app({"REMOTE_ADDR": "192.0.2.1", "REQUEST_METHOD": "GET"}, lambda *start: lambda data: None)
-
-
-def test_a_wsgi_body_holds_its_place_until_it_is_closed() -> None:
-    def stream(environ: Any, start: Any) -> Iterator[bytes]:
-        start("200 OK", [])
-        yield b"a"
-        yield b"b"
-
-    limiter = Limiter(PLACE)
-    body = decide(wsgi.RateLimitMiddleware(stream, limiter))
-    assert next(iter(body)) == b"a"
-    assert not limiter.check("192.0.2.1")
-    body.close()
-    assert limiter.check("192.0.2.1")
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -284,26 +282,3 @@ def test_wsgi_shows_the_rules_that_decided(file: Path) -> None:
         first, second = client.get("/"), client.get("/")
     assert (policies(first), left(first)) == ({"per-minute": 2}, {"per-minute": 1})
     assert left(second) == {"per-minute": 1, "per-hour": 8}
-
-
-def test_all_wsgi_requests_are_answered_during_reloads(file: Path) -> None:
-    file.write_text(ONE.format("50/minute"))
-    live, is_over = LivePolicy.from_file(file, clock=FakeClock()), threading.Event()
-    app = WSGIRateLimitMiddleware(echo, live["api"])
-
-    def reload() -> None:
-        number = 0
-        while not is_over.is_set():
-            number += 1
-            second = '", "60/hour"]' if number % 2 else '"]'
-            rewrite(file, ONE.format("50/minute").replace('"]', second))
-            live.reload()
-
-    with ThreadPoolExecutor() as pool, wsgi_client(app) as client:
-        reloading = pool.submit(reload)
-        try:
-            codes = list(pool.map(lambda _: client.get("/").status_code, range(150)))
-        finally:
-            is_over.set()
-        reloading.result()
-    assert sorted(codes) == [200] * 50 + [429] * 100

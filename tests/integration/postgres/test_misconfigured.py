@@ -75,9 +75,9 @@ def no_login(url: str, empty_url: str, name: str) -> str:
     ("way", "hint"),
     [
         (no_schema, "headgate migrate"),
-        (no_rights, "GRANT"),
+        (no_rights, "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"),
         (read_only, "replica"),
-        (wrong_isolation, "read committed"),
+        (wrong_isolation, "READ COMMITTED"),
         (no_such_role, "does not exist"),
         (no_such_database, "does not exist"),
         (no_such_port, "invalid port number"),

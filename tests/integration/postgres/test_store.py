@@ -11,7 +11,6 @@ from functools import partial
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from headgate import (
     AsyncHold,
@@ -21,7 +20,6 @@ from headgate import (
     MemoryStore,
     StoreConflict,
     StoreMisconfigured,
-    StoreUnavailable,
     calendar,
     concurrent,
     fixed_window,
@@ -390,15 +388,6 @@ async def _remaining(limiter: AsyncLimiter) -> int | None:
     return (await limiter.check("a", 0)).remaining
 
 
-async def test_closing_from_a_thread_fails_pending_calls(url: str, name: str) -> None:
-    store = PostgresStore(url, deadline=PATIENT)
-    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-    await limiter.hit("a")
-    await asyncio.to_thread(store.close)
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await limiter.hit("a")
-
-
 # --- Addresses and settings ---------------------------------------------------------------------------------
 
 
@@ -410,17 +399,6 @@ async def test_url_selects_the_store(url: str, name: str) -> None:
             assert Limiter("5/day", name=name, store=store).hit(scheme)
         async with open_async_store(address) as store:  # type: ignore[attr-defined]
             assert await AsyncLimiter("5/day", name=name, store=store).hit(scheme)
-
-
-@pytest.mark.parametrize("prepare", [True, False])
-def test_a_database_with_another_isolation_level_is_refused(url: str, name: str, prepare: bool) -> None:
-    address = make_conninfo(url, options="-c default_transaction_isolation=serializable")
-    with PostgresStore(address, prepare=prepare) as store:
-        limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
-        with pytest.raises(StoreMisconfigured, match="READ COMMITTED"):
-            limiter.hit("a")
-        with pytest.raises(StoreMisconfigured, match="READ COMMITTED"):
-            limiter.reset("a")
 
 
 def test_without_prepared_statements_no_session_state_is_needed(url: str, name: str) -> None:
@@ -497,23 +475,3 @@ def test_invalid_options_are_refused(bad: Callable[[], PostgresStore], problem: 
     with pytest.raises(ConfigError, match=problem) as caught:
         bad()
     assert "secret" not in str(caught.value)
-
-
-def test_interrupted_store_opens_another_connection(store: PostgresStore, name: str) -> None:
-    """An unread reply must not be used for the next call."""
-    limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
-    limiter.hit("a")
-    wire = store._threads._dispatcher._wire
-    interrupted = threading.Event()
-
-    def interrupt(self: PostgresWire) -> bool:
-        interrupted.set()
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PostgresWire, "receive", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            limiter.hit("a")
-    assert interrupted.is_set()
-    assert store._threads._dispatcher._wire is not wire
-    assert limiter.hit("b").remaining == 4

@@ -179,13 +179,6 @@ def test_penalties_in_several_slots_count_refusals_of_their_scope(store: RedisSt
         assert [result.remaining for result in limiter.check(who, 0).results[:2]] == [0, taken]
 
 
-async def test_tasks_charge_several_slots_all_or_nothing(async_store: RedisStore, name: str) -> None:
-    limiter = AsyncLimiter(*SCOPED, name=name, store=async_store, on_store_error="raise")
-    assert [bool(await limiter.hit(WHO)) for _ in range(5)] == [True, True, True, False, False]
-    left = {result.name: result.remaining for result in (await limiter.check(WHO, 0)).results}
-    assert left == {"user": 0, "team": 2, "place": 4, "all": 97}
-
-
 async def test_a_cancelled_hold_over_several_slots_is_released(async_store: RedisStore, name: str) -> None:
     limiter = AsyncLimiter(*SCOPED, name=name, store=async_store, on_store_error="raise")
     await limiter.check(WHO)
@@ -246,23 +239,6 @@ def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: C
         limiter.hit(WHO)
     cluster.clients[cluster.owner(key_slot(last))].delete(last)
     assert [result.remaining for result in limiter.check(WHO, 0).results] == [3, 5, 7, 100]
-
-
-# --- Slots that move -------------------------------------------------------------------------------------------------
-
-
-def test_threads_follow_a_slot_during_migration(store: RedisStore, cluster: Cluster, name: str) -> None:
-    limiter = limiter_on(store, "5/minute", name=name)
-    [slot] = slots_of(name, limiter.rules, "alice")
-    source = cluster.owner(slot)
-    target = (source + 1) % 3
-    cluster.begin_move(slot, source, target)
-    try:
-        assert [limiter.hit("alice").remaining for _ in range(3)] == [4, 3, 2]
-        limiter.reset("alice")
-    finally:
-        cluster.move(slot, source, target)
-        cluster.move(slot, target, source)
 
 
 # --- Clients and invalid options -------------------------------------------------------------------------------------

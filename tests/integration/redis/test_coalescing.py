@@ -58,21 +58,6 @@ async def test_limiters_of_a_store_share_round_trips(store: RedisStore, server_c
     assert round_trips(server_client) - before == 1
 
 
-async def test_a_batch_is_bounded(store: RedisStore, server_client: redis.Redis) -> None:
-    limiter = AsyncLimiter("100000/hour", name="x", store=store)
-    await limiter.hit("alice")
-    before = round_trips(server_client)
-    assert all(await asyncio.gather(*(limiter.hit("alice") for _ in range(2 * MOST_PER_BATCH + 1))))
-    assert round_trips(server_client) - before == 3
-
-
-async def test_requests_of_a_batch_are_decided_in_order(store: RedisStore) -> None:
-    limiter = AsyncLimiter("30/hour", name="x", store=store)
-    decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(40)))
-    assert [decision.remaining for decision in decisions] == [*range(29, -1, -1), *[0] * 10]
-    assert [decision.allowed for decision in decisions] == [True] * 30 + [False] * 10
-
-
 async def test_failing_request_does_not_fail_its_batch(store: RedisStore, server_client: redis.Redis) -> None:
     limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
     await limiter.hit("bad")

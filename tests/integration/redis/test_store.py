@@ -36,6 +36,7 @@ from headgate.stores.redis.codec import Operation, ScriptCall
 from headgate.testing.servers import RedisServer
 from tests.faults.proxy import FaultProxy
 from tests.integration.waiting import until
+from tests.unit.flavours import Flavour, done
 
 RULES = {
     "fixed_window": fixed_window("5/day"),  # by the server's clock: a minute could end during a test
@@ -56,14 +57,6 @@ def store(url: str) -> Iterator[RedisStore]:
 def keys_of(client: redis.Redis, name: str) -> list[bytes]:
     found: Any = client.keys(f"*{name}*")
     return sorted(found)
-
-
-@pytest.mark.parametrize("kind", RULES)
-def test_limiters_in_several_stores_count_together(url: str, name: str, kind: str) -> None:
-    with Limiter(RULES[kind], name=name, store=url) as one, Limiter(RULES[kind], name=name, store=url) as two:
-        assert one.hit("alice", 3)
-        assert two.hit("alice", 2)
-        assert not one.hit("alice")
 
 
 async def test_threads_and_tasks_count_together(store: RedisStore, name: str) -> None:
@@ -391,22 +384,12 @@ def test_forked_process_opens_a_connection(url: str, client: redis.Redis, name: 
         assert not limiter.hit("alice")
 
 
-def test_a_closed_store_raises(url: str, name: str) -> None:
-    store = RedisStore(url)
-    limiter = Limiter("5/minute", name=name, store=store, on_store_error="raise")
-    limiter.hit("alice")
-    store.close()
+async def test_a_closed_store_raises(url: str, name: str, flavour: Flavour) -> None:
+    async with RedisStore(url) as store:
+        limiter = flavour("5/minute", name=name, store=store, on_store_error="raise")
+        await done(limiter.hit("alice"))
     with pytest.raises(StoreUnavailable, match="closed"):
-        limiter.hit("alice")
-
-
-async def test_a_closed_store_raises_in_tasks(url: str, name: str) -> None:
-    store = RedisStore(url)
-    limiter = AsyncLimiter("5/minute", name=name, store=store, on_store_error="raise")
-    await limiter.hit("alice")
-    await store.aclose()
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await limiter.hit("alice")
+        await done(limiter.hit("alice"))
 
 
 def test_a_server_whose_clock_keeps_jumping_is_unavailable(server: RedisServer, name: str) -> None:

@@ -158,23 +158,31 @@ class StoredHold:
     Args:
         notes: The store.
         hold_id: The id of the hold.
-        record: The record, as it was last read or written.
+        text: The text of its record.
+
+    Attributes:
+        record: The record.
+        text: Its text, as it was last read or written.
     """
 
-    def __init__(self, notes: AsyncNotes, hold_id: str, record: HoldRecord) -> None:
+    def __init__(self, notes: AsyncNotes, hold_id: str, text: str) -> None:
         self.notes = notes
         self.hold_id = hold_id
-        self.record = record
+        self._set(text)
+
+    def _set(self, text: str) -> None:
+        # Not encoded again for `replaces=`: another version of Headgate may have written it.
+        self.text, self.record = text, HoldRecord.from_text(text)
 
     @classmethod
     async def read(cls, notes: AsyncNotes, hold_id: str) -> StoredHold | None:
         """Return a hold; `None` if the store has no record of it."""
         text = await read_note(notes, f"hold/{hold_id}")
-        return None if text is None else cls(notes, hold_id, HoldRecord.from_text(text))
+        return None if text is None else cls(notes, hold_id, text)
 
     async def write(self) -> None:
         """Write a new record, or extend the lifetime of an unchanged one."""
-        await write_note(self.notes, f"hold/{self.hold_id}", self.record.text(), self.record.kept_for)
+        await write_note(self.notes, f"hold/{self.hold_id}", self.text, self.record.kept_for)
 
     async def claim(self, cost: Cost, now_us: int, *, to_confirm: bool = False) -> bool:
         """Give an open hold its final cost, or begin to confirm it; return false if another call has made it final.
@@ -210,12 +218,9 @@ class StoredHold:
         A changed record is kept longer than a new one, so that the worker that took the hold still finds the outcome
         when the hold has expired.
         """
-        old, new = self.record.text(), record.text()
-        seconds = kept_for(record.kept_for)
-        stored = await write_note(self.notes, f"hold/{self.hold_id}", new, seconds, old)
-        if stored != new and HoldRecord.from_text(stored) == self.record:
-            raise StoreConflict("the record of a hold was not written by Headgate")
-        self.record = HoldRecord.from_text(stored)
+        new, seconds = record.text(), kept_for(record.kept_for)
+        stored = await write_note(self.notes, f"hold/{self.hold_id}", new, seconds, self.text)
+        self._set(stored)
         return stored == new
 
     async def _wait_for_change(self) -> None:
@@ -223,8 +228,8 @@ class StoredHold:
         for pause in PAUSES:
             await asyncio.sleep(pause)
             stored = await self.read(self.notes, self.hold_id)
-            if stored is not None and stored.record != self.record:
-                self.record = stored.record
+            if stored is not None and stored.text != self.text:
+                self._set(stored.text)
                 return
         raise HoldBusy("another call is confirming this hold; send the call again")
 

@@ -181,7 +181,7 @@ class HoldBook:
             quota=quota,
         )
         try:
-            await StoredHold(notes, hold_id, record).write()
+            await StoredHold(notes, hold_id, record.text()).write()
         except BaseException:
             await self._run_to_end(_release(hold))
             raise

@@ -26,7 +26,7 @@ from headgate.stores.kv import KVStore, MemoryKV
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate_server import holds
-from headgate_server.hold_record import MARGIN, HoldRecord, HoldsUnsupported, StoredHold, new_id
+from headgate_server.hold_record import MARGIN, HoldsUnsupported, StoredHold, new_id
 from headgate_server.holds import HoldBook, SettleResult, TooManyHolds, UnknownHold, UnknownLimiter
 from tests.integration.redis.cluster import running_cluster
 from tests.server.hold_places import PATIENT, NotingStore, OpenStore, take
@@ -204,13 +204,18 @@ async def test_foreign_record_is_a_conflict(store: MemoryStore) -> None:
         await store.note(f"hold/{hold_id}", text, 60)
         with pytest.raises(StoreConflict):
             await book.finish(hold_id, 0)
-    record = HoldRecord(
-        limiter="llm", key="alice", cost=1, tier=None, rules=(), receipts=None, kept_for=60.0, watched_in=None
-    ).text()
-    hold_id = new_id("llm")
-    await store.note(f"hold/{hold_id}", f" {record}", 60)
-    with pytest.raises(StoreConflict):
-        await book.finish(hold_id, 0)
+
+
+async def test_a_record_that_another_version_wrote_is_settled(store: MemoryStore) -> None:
+    """Its text may differ from the one that this version would write."""
+    book = book_on(store)
+    hold_id = await take(book, "alice", 800)
+    text = await store.get_note(f"hold/{hold_id}") or ""
+    shorter = text.replace(', "lost": false', "")
+    assert shorter != text
+    await store.note(f"hold/{hold_id}", shorter, 60, replaces=text)
+    assert await book.finish(hold_id, 300) == SettleResult("llm", 800, 300, first=True)
+    assert await left_on(store) == [700] * 4
 
 
 # --- A policy that has changed in between -----------------------------------------------------------------------------

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import calendar
 from datetime import UTC, datetime, timedelta
 
 from headgate.clock import MAX_INSTANT, MICROSECONDS
@@ -15,7 +14,6 @@ from headgate_server.replay.errors import BadLine
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _LONGEST = 64
 # Seconds reach 10^11 in the year 5138; 10^11 milliseconds were in 1973, and so on.
 _SCALES = ((10**11, MICROSECONDS), (10**14, 1_000), (10**17, 1))
@@ -58,11 +56,11 @@ class TimeReader:
             if len(text) > _LONGEST:
                 raise ValueError
             if text[2:3] == "/":
-                return _from_common_log(text)
+                return _microseconds(datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z"))
             if text[4:5] == "-":
                 return self._from_iso(text)
             return _from_digits(text)
-        except (ValueError, KeyError, OverflowError):
+        except (ValueError, OverflowError):
             raise BadLine("no time" if text in ("", "-") else "invalid time") from None
 
     def _from_iso(self, text: str) -> int:
@@ -70,19 +68,11 @@ class TimeReader:
         if moment.tzinfo is None:
             self.without_zone += 1
             moment = moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // _MICROSECOND
+        return _microseconds(moment)
 
 
-def _from_common_log(text: str) -> int:
-    """Return the time of `10/Oct/2000:13:55:36 -0700`."""
-    date, _, zone = text.partition(" ")
-    day, month, rest = date.split("/")
-    year, hour, minute, second = rest.split(":")
-    moment = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
-    offset = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
-    if len(zone) != 5 or zone[0] not in "+-":
-        raise ValueError
-    return (calendar.timegm(moment.timetuple()) - (offset if zone[0] == "+" else -offset)) * MICROSECONDS
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def _from_digits(text: str) -> int:

@@ -64,18 +64,24 @@ async def http_server_of(server: Server) -> AsyncIterator[int]:
         yield port
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop connections without patience, and look for them all the time."""
+    monkeypatch.setattr(cap, "CHECK_SECONDS", 0.01)
+    for name in ("HEAD_SECONDS", "UNREAD_SECONDS"):
+        monkeypatch.setattr(http_connection, name, 0.0)
+
+
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: loc"])
-async def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
+async def test_silent_connection_is_dropped(sent: bytes) -> None:
     async with http_server_of(Server()) as port:
         assert await answers_of(port, sent) == b""
 
 
-async def test_unread_rest_of_a_body_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("_impatient")
+async def test_unread_rest_of_a_body_is_dropped() -> None:
     """Every byte of it ends uvicorn's own timer for idle connections."""
-    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     head = b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     async with conversation(head) as (reader, writer):
         assert b" 415 " in await reader.readuntil(b"}")
@@ -242,6 +248,7 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
 
 async def test_worker_leaves_waiting_clients_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "OTHER_WORKERS_SECONDS", 3600.0)
+    monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
     listener = listen("127.0.0.1", 0)
     with ExitStack() as stack:
         other = stack.enter_context(listener.dup())
@@ -281,6 +288,7 @@ async def test_waiting_clients_are_answered_at_stop() -> None:
 def test_many_clients_leave_files_for_stores(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """New connections and those that make room for them are open at the same time."""
     monkeypatch.setattr(cap, "_open_files", lambda: 256)
+    monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
     accept, seen = socket.socket.accept, list[int]()
 
     def counted(listener: socket.socket) -> Any:
@@ -560,10 +568,8 @@ async def test_http_1_0_gets_no_chunks_and_no_interim_responses() -> None:
         assert (await answers_of(port, hit[:-5], hit[-5:])).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_client_that_does_not_read_is_cut(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.0)
+@pytest.mark.usefixtures("_impatient")
+async def test_client_that_does_not_read_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     decide = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)

@@ -486,3 +486,22 @@ def test_failure_policy_answers_waiters_when_the_store_goes_down(
                 each.result(PATIENCE)
         else:
             assert each.result(PATIENCE).degraded
+
+
+@pytest.mark.parametrize("breakable", ["redis"], indirect=True)
+def test_waiter_does_not_ask_a_store_that_is_down_to_leave(
+    breakable: tuple[World, Callable[[], object]],
+    name: str,
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_pauses(monkeypatch, SOON)
+    world, break_it = breakable
+    limiter = world.limiter(name)
+    limiter.hold("ada")
+    waiting = pool.submit(limiter.hold, "ada", timeout=LONGER)
+    until_queued(world, place_of(limiter), 1)
+    break_it()
+    monkeypatch.setattr(limiter._queues, "leave", pytest.fail)
+    with pytest.raises(StoreUnavailable):
+        waiting.result(PATIENCE)

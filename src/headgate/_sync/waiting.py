@@ -22,6 +22,8 @@ class LocalQueues:
         lines: The queues themselves, which all versions of a limiter in a policy file share.
     """
 
+    is_remote = False
+
     def __init__(self, rules: tuple[Rule, ...], lines: FairQueue) -> None:
         self.lines = lines
         self._rules = rules
@@ -131,7 +133,12 @@ class WaitingTurn:
         self.event.wait(max(0.0, min(seconds, self._renew_at - monotonic())))
 
     def leave(self) -> None:
-        """Leave all queues; the caller sets `event.is_over` before."""
+        """Leave all queues; the caller sets `event.is_over` before.
+
+        If a server is down, the ticket stays there until it expires: an attempt would only delay the caller.
+        """
+        if self._queues.is_remote and self._health.state == "unavailable":
+            return
         if self._place is not None:
             self._queues.leave(self._place, self._ticket)
         self._queues.leave(self._queue, self._ticket)

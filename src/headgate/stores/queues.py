@@ -144,7 +144,13 @@ class QueueNames:
 
 
 class QueueMethods(Protocol):
-    """The methods of a limiter's queues that do not wait for a store."""
+    """The methods of a limiter's queues that do not wait for a store.
+
+    Attributes:
+        is_remote: Whether they are on a server.
+    """
+
+    is_remote: bool
 
     def of_key(self, parts: KeyParts) -> Any:
         """Return the queue of a complete key, given as the key of each rule."""

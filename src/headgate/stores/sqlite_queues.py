@@ -127,6 +127,8 @@ class _SQLiteQueueMethods:
         tickets: The tickets in the file.
     """
 
+    is_remote = False
+
     def __init__(self, file: SQLiteFile, names: QueueNames, tickets: Tickets) -> None:
         self.of_key = names.of_key
         self.of_places = names.of_places

@@ -291,7 +291,7 @@ def _has_reply(future: asyncio.Future[Any]) -> bool:
 
 def _log_failure(reply: asyncio.Future[Any]) -> None:
     if not reply.cancelled() and (error := reply.exception()) is not None:
-        logger.warning("units could not be returned for a cancelled caller: %s", error)
+        logger.warning("units or the ticket of a caller that has left could not be returned: %s", error)
 
 
 _inherited: list[object] = []

@@ -27,6 +27,8 @@ class AsyncRemoteQueues(Unpicklable):
         deadline: Seconds after which a call fails.
     """
 
+    is_remote = True
+
     def __init__(
         self, names: QueueNames, wake_ups: WakeUps, encode: EncodeQueueRequest, engine: Any, deadline: float
     ) -> None:

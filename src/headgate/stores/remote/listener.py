@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from headgate._fork import watch
+from headgate.errors import StoreUnavailable
 from headgate.stores.queues import WakeUps
 
 logger = logging.getLogger("headgate")
@@ -45,7 +46,8 @@ class WakeListener(WakeUps):
     """The sleeping waiters of this process, woken by messages of the server.
 
     The thread starts with the first sleeping waiter. If it cannot connect, or if messages do not arrive, as behind some
-    poolers, `works` is false, and the waiters call the store more often.
+    poolers, `works` is false, and the waiters call the store more often. If messages stop arriving, it connects again: a
+    server that lost its power does not close its connections.
 
     Args:
         subscribe: Opens a connection that receives the messages for a process.
@@ -78,16 +80,20 @@ class WakeListener(WakeUps):
     def _listen(self) -> None:
         process, used = self.process, time.monotonic()
         subscription: Subscription | None = None
-        pause = RETRY_AFTER
+        pause, has_received = RETRY_AFTER, False
         while self._is_needed(used):
             if self._events:
                 used = time.monotonic()
             try:
-                subscription = subscription or self._subscribe(process)
+                if subscription is None:
+                    subscription, has_received = self._subscribe(process), False
                 pause = RETRY_AFTER
-                for ticket in subscription.receive(CHECK_EVERY):
-                    self.works = True
+                tickets = subscription.receive(CHECK_EVERY)
+                for ticket in tickets:
+                    self.works = has_received = True
                     self.wake(ticket)
+                if has_received and not tickets and not self.works:
+                    raise StoreUnavailable("messages no longer arrive")
             except Exception as error:  # noqa: BLE001 - a driver's defect must not end this thread
                 logger.info("waiting calls poll their store, because it cannot wake them: %s", error)
                 self.works = False

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
 from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from tests.unit.kv.http_server import served
 
 KEY = "key-s3cret"
 PATHS = {
@@ -20,6 +24,12 @@ PATHS = {
     "/v3/mail/send": "sendgrid",
     "/emails": "resend",
     "/v2/email/outbound-emails": "ses",
+}
+SECRETS = {
+    "mailgun": f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}",
+    "sendgrid": f"Bearer {KEY}",
+    "resend": f"Bearer {KEY}",
+    "ses": "AWS4-HMAC-SHA256 Credential=AKID/",
 }
 
 Reply = tuple[int, dict[str, str], Any]
@@ -39,24 +49,6 @@ RATE_LIMITS: dict[str, Reply] = {
         429,
         {"x-amzn-ErrorType": "TooManyRequestsException"},
         {"message": "Maximum sending rate exceeded."},
-    ),
-}
-UNAUTHORIZED: dict[str, Reply] = {
-    "mailgun": (401, {}, {"message": "Invalid private key"}),
-    "sendgrid": (
-        401,
-        {},
-        {"errors": [{"message": "authorization required", "field": None, "help": None}]},
-    ),
-    "resend": (
-        401,
-        {},
-        {"statusCode": 401, "name": "missing_api_key", "message": "Missing API key"},
-    ),
-    "ses": (
-        403,
-        {"x-amzn-ErrorType": "InvalidSignatureException"},
-        {"message": "The request signature we calculated does not match the signature you provided."},
     ),
 }
 ACCEPTED: dict[str, Reply] = {
@@ -82,7 +74,6 @@ class MailApis:
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     failures: dict[str, Reply] = field(default_factory=dict)
     is_endless: bool = False
-    end: Event = field(default_factory=Event)
 
     def last(self) -> Any:
         """Return the JSON document of the last request."""
@@ -99,22 +90,24 @@ class MailApis:
             found.setdefault(name, []).append(content)  # type: ignore[arg-type]
         return found
 
-    def answer(self, service: str, fields: dict[str, str], body: bytes) -> Reply:
+    async def answer(self, request: Request) -> Response:
         """Take an e-mail, or say why not."""
-        if service in self.failures:
-            return self.failures[service]
-        secret = {
-            "mailgun": f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}",
-            "sendgrid": f"Bearer {KEY}",
-            "resend": f"Bearer {KEY}",
-            "ses": "AWS4-HMAC-SHA256 Credential=AKID/",
-        }[service]
-        if not fields.get("authorization", "").startswith(secret):
-            return UNAUTHORIZED[service]
+        service, fields, body = PATHS[request.url.path], dict(request.headers), await request.body()
+        self.requests.append((service, fields, body))
+        if self.is_endless:
+            return StreamingResponse(self._endless())
+        status, extra, document = self.failures.get(service, ACCEPTED[service])
+        if not fields.get("authorization", "").startswith(SECRETS[service]):
+            status, document = 401, {}
         if service != "mailgun":
             assert fields["content-type"] == "application/json"
             json.loads(body)
-        return ACCEPTED[service]
+        return Response(None, status, extra) if document is None else JSONResponse(document, status, extra)
+
+    async def _endless(self) -> AsyncIterator[bytes]:
+        while self.is_endless:
+            yield b" "
+            await asyncio.sleep(0.01)
 
 
 def read_mime(content: bytes) -> EmailMessage:
@@ -128,39 +121,8 @@ def read_mime(content: bytes) -> EmailMessage:
 def mail_apis() -> Iterator[MailApis]:
     """Run the services on a free port until the block ends."""
     apis = MailApis()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            fields = {name.lower(): value for name, value in self.headers.items()}
-            service = PATHS[self.path]
-            apis.requests.append((service, fields, body))
-            if apis.is_endless:
-                self.send_response(200)
-                self.end_headers()
-                with suppress(OSError):
-                    while not apis.end.wait(0.01):
-                        self.wfile.write(b" ")
-                return
-            status, extra, document = apis.answer(service, fields, body)
-            content = b"" if document is None else json.dumps(document).encode()
-            self.send_response(status)
-            for name, value in {**extra, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: Any) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    apis.url = f"http://127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever, args=(0.01,))  # how often it looks whether it is to end
-    thread.start()
-    try:
+    app = FastAPI()
+    app.add_api_route("/{path:path}", apis.answer, methods=["POST"])
+    with served(app) as apis.url:
         yield apis
-    finally:
-        apis.end.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        apis.is_endless = False

@@ -14,7 +14,7 @@ from headgate_services.mail.providers import OutgoingAttachment, ProviderError
 from headgate_services.mail.providers.base import MailOptions
 from headgate_services.mail.providers.http_apis import APIS, Account, HttpProvider, sign_request
 from tests.apps.mail.conftest import Start
-from tests.apps.mail.mail_apis import ACCEPTED, KEY, RATE_LIMITS, UNAUTHORIZED, MailApis, mail_apis, read_mime
+from tests.apps.mail.mail_apis import ACCEPTED, KEY, RATE_LIMITS, MailApis, mail_apis, read_mime
 
 PICTURE = OutgoingAttachment("sun.png", "image/png", b"\x89PNG", "inline", "sun")
 OPTIONS: MailOptions = {
@@ -47,8 +47,8 @@ def apis() -> Iterator[MailApis]:
         yield apis
 
 
-def provider(name: str, apis: MailApis, key: str = KEY, **options: Any) -> HttpProvider:
-    account = Account(key, key_id="AKID" if key == KEY else "", domain="example.org", region="eu-west-1")
+def provider(name: str, apis: MailApis, **options: Any) -> HttpProvider:
+    account = Account(KEY, key_id="AKID", domain="example.org", region="eu-west-1")
     return HttpProvider(name, account, apis.url, **options)
 
 
@@ -146,29 +146,23 @@ async def test_resend_gets_the_parts(apis: MailApis) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", APIS)
-async def test_a_rate_limit_of_the_service_is_an_error_that_says_so(name: str, apis: MailApis) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mailgun", "Too many requests; retry-after: 7"),
+        ("sendgrid", "too many requests; x-ratelimit-reset: 1392815263"),
+        ("resend", "Too many requests; retry-after: 1"),
+        ("ses", "Maximum sending rate exceeded."),
+    ],
+)
+async def test_a_rate_limit_of_the_service_is_an_error_in_its_words(
+    name: str, said: str, apis: MailApis
+) -> None:
     apis.failures[name] = RATE_LIMITS[name]
-    with pytest.raises(ProviderError, match="answered 429 ") as caught:
-        await send(name, apis)
-    wait = {
-        "mailgun": "retry-after: 7",
-        "sendgrid": "x-ratelimit-reset: 1392815263",
-        "resend": "retry-after: 1",
-    }
-    assert wait.get(name, "Maximum sending rate exceeded.") in str(caught.value)
-    assert len(apis.requests) == 1  # not sent again
-
-
-@pytest.mark.parametrize("name", APIS)
-async def test_a_wrong_key_is_an_error_in_the_words_of_the_service(name: str, apis: MailApis) -> None:
-    status, _, document = UNAUTHORIZED[name]
-    said = document["errors"][0]["message"] if "errors" in document else document["message"]
     with pytest.raises(ProviderError) as caught:
-        await provider(name, apis, key="wrong-key").send_email(
-            ["a@example.com"], "x", "y", from_address="post@example.org"
-        )
-    assert str(caught.value) == f"the service answered {status} {said}"
+        await send(name, apis)
+    assert str(caught.value) == f"the service answered 429 {said}"
+    assert len(apis.requests) == 1  # not sent again
 
 
 @pytest.mark.parametrize("name", APIS)

@@ -45,8 +45,8 @@ def _add_demo(commands: Commands) -> None:
         "run everything on this machine: services, server, dashboard, traffic",
         _demo,
         about="Redis and PostgreSQL come from wheels. The demo prints its addresses and commands to try. Ctrl-C stops "
-        "everything and removes all data.",
-        examples=["headgate demo", "headgate demo --port 0 --no-traffic"],
+        "everything and removes all data, unless --keep names a folder.",
+        examples=["headgate demo", "headgate demo --port 0 --no-traffic", "headgate demo --keep demo-data"],
     )
     demo.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     demo.add_argument(
@@ -59,6 +59,7 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--no-traffic", action="store_true", help="no traffic until it is switched on in the dashboard"
     )
+    demo.add_argument("--keep", metavar="FOLDER", help="folder that keeps all data for the next start")
 
 
 def _add_run(commands: Commands) -> None:
@@ -239,7 +240,9 @@ def _demo(options: argparse.Namespace) -> int:
         if find_spec(package) is None:
             raise Failure(f"the demo needs {package}: pip install '{_ALL}'")
     demo = optional("headgate_services.demo", "the demo", _ALL)
-    exit_code: int = demo.run_demo(host=options.host, port=options.port, open_traffic=not options.no_traffic)
+    exit_code: int = demo.run_demo(
+        host=options.host, port=options.port, open_traffic=not options.no_traffic, keep=options.keep
+    )
     return exit_code
 
 

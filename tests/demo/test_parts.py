@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 
 import httpx
 import pytest
 
 from headgate import ConfigError
+from headgate.testing.postgres_server import PostgresServer
 from headgate_server.hosting import listen, url_of
 from headgate_services.demo import DemoError
 from headgate_services.demo.bot_api import BotApiStandIn
+from headgate_services.demo.data import running_postgres
 from headgate_services.demo.hosting import Hosted, listen_near
 from headgate_services.demo.running import check_loopback
 from headgate_services.demo.services import environment
@@ -59,6 +63,16 @@ def test_an_environment_is_replaced_and_restored() -> None:
     with pytest.raises(LookupError):
         fail()
     assert dict(os.environ) == before
+
+
+def test_only_kept_data_waits_for_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise Ctrl-C takes seconds on a busy machine, for files that are then removed."""
+    started: list[Mapping[str, str]] = []
+    monkeypatch.setattr(PostgresServer, "start", lambda server: started.append(server.settings))
+    for keep in (None, folder):
+        with running_postgres(keep):
+            pass
+    assert started == [{"fsync": "off", "full_page_writes": "off"}, {}]
 
 
 async def test_the_bot_api_counts_refusals() -> None:
@@ -125,6 +139,22 @@ class TestHosting:
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.post(f"{good.url}/bot1:x/getMe", json={})).status_code == 200
         await good.stop()
+
+    async def test_an_end_is_told_unless_it_was_wanted(self) -> None:
+        ended: list[str] = []
+        stopped, dying = (
+            Hosted(name, BotApiStandIn("x").app, listen("127.0.0.1", 0)) for name in ("stopped", "dying")
+        )
+        for hosted in (stopped, dying):
+            await hosted.start()
+            hosted.on_end(lambda gone: ended.append(gone.name))
+        await stopped.stop()
+        assert dying._task is not None
+        dying._task.cancel()
+        await asyncio.wait([dying._task])
+        await asyncio.sleep(0)
+        assert ended == ["dying"]
+        await dying.stop()
 
     async def test_a_stopped_one_does_not_listen(self) -> None:
         hosted = Hosted("it", BotApiStandIn("x").app, listen("127.0.0.1", 0))

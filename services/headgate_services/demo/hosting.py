@@ -1,7 +1,7 @@
 """Several ASGI applications in one event loop, each on its own socket, until a signal to stop.
 
 One process, because imports are most of what starting costs, and five processes would pay for most of them five times.
-If one fails, that is logged and the others go on.
+If one cannot start, or ends, that is reported and the others go on.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class Hosted:
             if self._task.done():
                 raise DemoError(f"{self.name} did not start")
             await asyncio.sleep(_POLL_SECONDS)
+
+    def on_end(self, callback: Callable[[Hosted], None]) -> None:
+        """Call a function if it ends before it was stopped."""
+        assert self._task is not None
+        self._task.add_done_callback(lambda task: None if self._server.should_exit else callback(self))
 
     async def stop(self) -> None:
         """Wait a moment for requests in progress, then end it. Safe to call at any time."""

@@ -6,15 +6,15 @@ import asyncio
 import gc
 import importlib
 import ipaddress
-import tempfile
+import sys
 import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from headgate_services.demo import DemoError
+from headgate_services.demo.data import data_folder, running_servers
 from headgate_services.demo.hosting import StopSignals
-from headgate_services.demo.servers import running_servers
 
 _ABOUT = {
     "mail": "60 e-mails a minute in all",
@@ -24,24 +24,23 @@ _ABOUT = {
 }
 
 
-def run(host: str, port: int, open_traffic: bool) -> int:
+def run(host: str, port: int, open_traffic: bool, keep: Path | None) -> int:
     """Run the demo until a signal stops it, and return the exit code; see `headgate_services.demo.run_demo`."""
     check_loopback(host)
-    asyncio.run(_run(host, port, open_traffic))
+    asyncio.run(_run(host, port, open_traffic, keep))
     gc.freeze()  # a last garbage collection would take most of the time of the shutdown
     return 0
 
 
-async def _run(host: str, port: int, open_traffic: bool) -> None:
+async def _run(host: str, port: int, open_traffic: bool, keep: Path | None) -> None:
     signals = StopSignals()
     progress = Progress()
     async with AsyncExitStack() as stack:
-        files = tempfile.TemporaryDirectory(prefix="headgate-demo-", ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(files))
+        folder = stack.enter_context(data_folder(keep))
         progress.show("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
         # Both take about a second, so they run at the same time.
         loading = asyncio.create_task(asyncio.to_thread(_load, progress))
-        servers = running_servers(progress.ready)
+        servers = running_servers(keep, progress.ready)
         redis_url, postgres_url = await asyncio.to_thread(stack.enter_context, servers)
         demo_app = await loading
         if signals.received.is_set():
@@ -51,7 +50,7 @@ async def _run(host: str, port: int, open_traffic: bool) -> None:
         progress.ready("services and server")
         if not signals.received.is_set():
             signals.listen()  # again, because the server uses SIGHUP to reload its policy
-            progress.show(_welcome(running))
+            _show(running, progress)
         await signals.received.wait()
         progress.show("\nStopping.")
 
@@ -60,6 +59,21 @@ def _load(progress: Progress) -> Any:
     demo_app = importlib.import_module("headgate_services.demo.demo_app")
     progress.ready("programs loaded")
     return demo_app
+
+
+def _show(running: Any, progress: Progress) -> None:
+    for hosted in (running.dashboard, *running.services):
+        hosted.on_end(lambda ended: progress.problem(f"{ended.name} has ended; the rest goes on"))
+    progress.show(
+        _welcome(
+            running.dashboard.url,
+            {service.name: service.url for service in running.services},
+            running.policy,
+            running.api_key,
+            running.submitter_id,
+            running.traffic.on,
+        )
+    )
 
 
 def check_loopback(host: str) -> None:
@@ -79,7 +93,7 @@ def check_loopback(host: str) -> None:
 
 
 class Progress:
-    """Prints which parts have started, after how many seconds."""
+    """Prints which parts have started, after how many seconds, and problems."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
@@ -89,17 +103,22 @@ class Progress:
         with suppress(OSError):
             print(line, flush=True)
 
+    def problem(self, line: str) -> None:
+        """Print a problem on standard error."""
+        with suppress(OSError):
+            print(f"headgate demo: {line}", file=sys.stderr, flush=True)
+
     def ready(self, part: str) -> None:
         """Print that a part has started."""
         self.show(f"  {part:<30} {time.monotonic() - self._begin:5.1f} s")
 
 
-def _welcome(running: Any) -> str:
+def _welcome(
+    dashboard: str, services: dict[str, str], policy: Path, api_key: str, submitter_id: str, traffic: bool
+) -> str:
     """Return the block with all addresses, commands to try, and how to stop it."""
     json = "-H 'Content-Type: application/json'"
-    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{running.submitter_id}"}}'
-    dashboard = running.dashboard.url
-    services = {service.name: service.url for service in running.services}
+    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{submitter_id}"}}'
     return "\n".join(
         [
             "",
@@ -107,15 +126,15 @@ def _welcome(running: Any) -> str:
             "",
             f"  {'dashboard':<11}{dashboard + '/':<26}who asks, who is refused, and why",
             *(f"  {name:<11}{url:<26}{_ABOUT[name]}" for name, url in services.items()),
-            f"  {'policy':<11}{running.policy}",
+            f"  {'policy':<11}{policy}",
             "             edit it, and the change applies at once",
             "",
             "Try, several times each:",
             "",
             f'  curl -s {dashboard}/v1/limiters/login/hit {json} -d \'{{"key": "you"}}\'',
-            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {running.api_key}'",
+            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {api_key}'",
             f"  curl -si {services['petitions']}/v1/petition-submissions {json} -d '{petition}'",
             "",
-            f"Traffic is {'on' if running.traffic.on else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
+            f"Traffic is {'on' if traffic else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
         ]
     )

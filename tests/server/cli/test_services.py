@@ -88,10 +88,10 @@ def test_an_invalid_port_is_a_wrong_argument(
 
 def test_demo(calls: list[tuple[Any, ...]]) -> None:
     assert main(["demo"]) == 4
-    assert main(["demo", "--host", "::1", "--port", "0", "--no-traffic"]) == 4
+    assert main(["demo", "--host", "::1", "--port", "0", "--no-traffic", "--keep", "data"]) == 4
     assert calls == [
-        ("demo", {"host": "127.0.0.1", "port": 8080, "open_traffic": True}),
-        ("demo", {"host": "::1", "port": 0, "open_traffic": False}),
+        ("demo", {"host": "127.0.0.1", "port": 8080, "open_traffic": True, "keep": None}),
+        ("demo", {"host": "::1", "port": 0, "open_traffic": False, "keep": "data"}),
     ]
 
 

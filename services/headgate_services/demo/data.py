@@ -1,0 +1,96 @@
+"""Data of the demo: a folder, and a Redis and a PostgreSQL from wheels that do not outlive this process."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headgate.testing.servers import RedisServer, ServerError
+from headgate_services.demo import DemoError
+
+# Otherwise Ctrl-C waits until all data is on disk, and then deletes it.
+_NOT_KEPT = {"fsync": "off", "full_page_writes": "off"}
+
+
+@contextmanager
+def data_folder(keep: Path | None) -> Iterator[Path]:
+    """Provide a folder for files; only one demo at a time may use a kept one.
+
+    Raises:
+        DemoError: Another demo uses it, or it cannot be created.
+    """
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="headgate-demo-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        lock = (keep / "lock").open("w")
+    except OSError as error:
+        raise DemoError(f"{keep}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DemoError(f"{keep}: another demo is using this folder") from error
+        yield keep
+
+
+@contextmanager
+def running_servers(keep: Path | None, ready: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+    """Run Redis and PostgreSQL; provide the URL of Redis without a database, and that of a PostgreSQL database.
+
+    Args:
+        keep: A folder for the files of PostgreSQL; by default they are removed at the end.
+        ready: Called with the name of each server once it answers.
+
+    Raises:
+        DemoError: One of them does not start.
+    """
+    with running_redis() as redis_url:
+        ready("Redis")
+        with running_postgres(keep) as postgres_url:
+            ready("PostgreSQL")
+            yield redis_url, postgres_url
+
+
+@contextmanager
+def running_redis() -> Iterator[str]:
+    """Run an empty Redis that needs a password; provide its URL, without a database."""
+    password = secrets.token_hex(16)
+    server = RedisServer(options=("--requirepass", password))
+    try:
+        try:
+            server.start()
+        except ServerError as error:
+            raise DemoError(str(error)) from error
+        yield f"redis://:{password}@127.0.0.1:{server.port}"
+    finally:
+        server.stop()
+
+
+@contextmanager
+def running_postgres(keep: Path | None) -> Iterator[str]:
+    """Run a PostgreSQL that listens on a socket in a private folder only; provide the URL of a database."""
+    from headgate.testing.postgres_server import (
+        PostgresServer,
+    )  # takes a moment, while Redis is already running
+
+    # Not in the folder of the demo: for root it runs as the user nobody, who must be able to reach it.
+    folder = Path(tempfile.mkdtemp(prefix="headgate-demo-")) if keep is None else keep / "postgres"
+    server = PostgresServer(settings=_NOT_KEPT if keep is None else None, folder=folder)
+    try:
+        try:
+            server.start()
+        except (OSError, ServerError) as error:
+            raise DemoError(f"PostgreSQL does not start in {folder} ({error})") from error
+        yield server.url
+    finally:
+        server.stop()
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)

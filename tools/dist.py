@@ -1,10 +1,10 @@
 """Build and check the release files in dist/: sdist and wheel of all three projects, the library's compiled and plain.
 
-1. Everything is built twice, wheels from the sdist; the two builds must be equal to the byte.
-2. `twine check`, and a look inside: each wheel holds its own package and nothing else.
-3. Each is installed into an empty environment and used there.
+1. Everything is built twice, wheels from the sdist; the two builds must be byte-identical.
+2. `twine check`, and a check of the contents: each wheel contains only its own package.
+3. Each wheel is installed into an empty environment and used there.
 
-Times in the archives are those of the last commit. Needs the extra `dist`; `make dist` installs it.
+The archives contain the time of the last commit. Needs the extra `dist`; `make dist` installs it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ assert "demo" in make_parser().format_help()
 def main() -> int:
     """Build, check and use everything; return the exit code."""
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        print("Building, twice.", flush=True)
+        print("Building everything twice.", flush=True)
         for folder in (first, second):
             build_all(Path(folder))
         if different := differences(Path(first), Path(second)):
@@ -64,14 +64,14 @@ def main() -> int:
         print(
             f"  {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}  {file.stat().st_size:>9,}  {file.name}"
         )
-    print("Two builds are equal. Looking inside.", flush=True)
+    print("The two builds are identical. Checking their contents.", flush=True)
     run(sys.executable, "-m", "twine", "check", "--strict", *map(str, files))
     problems = [problem for file in files for problem in problems_of(file)]
     if problems:
         print(*problems, sep="\n")
         return 1
     use_all()
-    print("All is well; the files are in dist/.")
+    print("All checks passed; the files are in dist/.")
     return 0
 
 
@@ -127,7 +127,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def problems_of(file: Path) -> list[str]:
-    """Return the problems of a file's content."""
+    """Return the problems of a file's contents."""
     if file.suffix != ".whl":
         return []
     with zipfile.ZipFile(file) as wheel:
@@ -142,12 +142,12 @@ def problems_in(wheel: str, names: Iterable[str]) -> list[str]:
     package, version, *_ = wheel.split("-")
     names = list(names)
     own = (f"{package}/", f"{package}-{version}.dist-info/")
-    problems = [f"{name} does not belong there" for name in names if not name.startswith(own)]
+    problems = [f"{name} does not belong to {package}" for name in names if not name.startswith(own)]
     if f"{package}/py.typed" not in names:
         problems.append("py.typed is missing")
     compiled = [name for name in names if name.endswith((".so", ".pyd"))]
     if bool(compiled) is wheel.endswith("-none-any.whl"):
-        problems.append(f"{len(compiled)} compiled modules, which is not what its name says")
+        problems.append(f"{len(compiled)} compiled modules, which contradicts the name of the wheel")
     return problems
 
 
@@ -166,9 +166,9 @@ def use_all() -> None:
     use("the services", USE_SERVICES, *pinned, str(compiled), str(server), everything)
 
 
-def use(what: str, program: str, *wanted: str) -> None:
+def use(title: str, program: str, *wanted: str) -> None:
     """Install packages into an empty environment, and run a program there."""
-    print(f"Using {what}.", flush=True)
+    print(f"Using {title}.", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", "--without-pip", folder)
         python = str(Path(folder, "Scripts" if os.name == "nt" else "bin", "python"))

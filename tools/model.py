@@ -1,6 +1,6 @@
-"""Check the model in docs/model with Spin: the algorithms keep their limits, and with a known bug they do not.
+"""Check the model in docs/model with Spin: the algorithms keep their limits, and Spin finds each known bug.
 
-python tools/model.py            the model, then each bug, with the trace that shows it
+python tools/model.py            the model, then each bug with a trace
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 MODEL = Path(__file__).resolve().parent.parent / "docs" / "model" / "limiter.pml"
 BUGS = {
-    "REFUND_FORGETS": "a refund that takes what others were given back for drained",
-    "CAP_IS_WRITTEN": "a level that is cut off at the burst of the call",
+    "REFUND_FORGETS": "a refund that counts units returned by other refunds as drained",
+    "CAP_IS_WRITTEN": "a stored level that is capped at the burst of the call",
 }
 PROGRAMS = ("spin", "gcc")
 SHORT, DEEP = range(24, 64, 4), 100_000
@@ -31,14 +31,14 @@ def main() -> int:
             f"not found: {' and '.join(missing)}. Install it, for example: apt-get install spin gcc; brew install spin"
         )
         return 1
-    is_kept = not shows_error("", "the algorithms as they are")
-    are_found = [shows_error(bug, f"with {what}") for bug, what in BUGS.items()]
+    is_kept = not shows_error("", "the algorithms without a bug")
+    are_found = [shows_error(bug, f"with {description}") for bug, description in BUGS.items()]
     return 0 if is_kept and all(are_found) else 1
 
 
-def shows_error(bug: str, what: str) -> bool:
+def shows_error(bug: str, description: str) -> bool:
     """Search all states, print the result, and return whether a limit was exceeded."""
-    print(f"{what} ...", flush=True)
+    print(f"{description} ...", flush=True)
     defined = [f"-D{bug}"] if bug else []
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(MODEL, folder)
@@ -51,7 +51,7 @@ def shows_error(bug: str, what: str) -> bool:
                 break
         errors, states = find(r"errors: (\d+)", output), find(r"(\d+) states, stored", output)
         print(
-            f"    {states:,} states in {time.monotonic() - began:.0f} s: {'a limit is passed' if errors else 'no error'}"
+            f"    {states:,} states in {time.monotonic() - began:.0f} s: {'a limit is exceeded' if errors else 'no error'}"
         )
         if errors:
             for line in run(folder, "spin", "-t", *defined, MODEL.name, is_checked=False).splitlines():
@@ -61,10 +61,10 @@ def shows_error(bug: str, what: str) -> bool:
 
 
 def find(pattern: str, output: str) -> int:
-    """Return a number of the search's output."""
+    """Return a number from the output of the search."""
     found = re.search(pattern, output)
     if found is None:
-        raise SystemExit(f"the search broke off:\n{output}")
+        raise SystemExit(f"the search was aborted:\n{output}")
     return int(found.group(1))
 
 

@@ -1,8 +1,8 @@
 """Mutation tests: change the core in one place at a time, and count how many mutants a test detects.
 
-Cosmic Ray makes the mutants: an operator, a comparison, a number or a condition is replaced by another. It works on copies
-of the source, which run as plain Python. Each group of modules has the fastest tests that should detect its mutants. A score
-below the threshold in percent is a failure: a change has no test. Survivors are printed as diffs.
+Cosmic Ray makes the mutants: it replaces an operator, a comparison, a number or a condition. It works on copies of the
+source, which run as plain Python. Each group of modules runs the fastest tests that should detect its mutants. A group
+fails if it detects less than its minimum percentage of mutants. Surviving mutants are printed as diffs.
 
     python tools/mutate.py                 a sample of each group, the same every time
     python tools/mutate.py --mutants 0     all of them; takes hours
@@ -50,12 +50,12 @@ class Group(NamedTuple):
     Attributes:
         modules: Files and folders under src/headgate.
         tests: Files under tests.
-        held: Minimum percentage of detected mutants. The others do not change observable behaviour.
+        minimum: Minimum percentage of detected mutants. Some mutants do not change observable behaviour.
     """
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
-    held: int
+    minimum: int
 
 
 GROUPS = {
@@ -82,7 +82,7 @@ GROUPS = {
     ),
 }
 LEFT_OUT = "vectors_have_the_answers or racing or threads"
-"""Names of slow tests that detect hardly any further mutants."""
+"""Name patterns of slow tests that detect few additional mutants."""
 
 
 class Score(NamedTuple):
@@ -99,10 +99,10 @@ class Score(NamedTuple):
 
 def main() -> int:
     """Test the groups named on the command line, or all of them; return the exit code."""
-    parser = argparse.ArgumentParser(description="Say how many breaks of the core a test notices.")
-    parser.add_argument("groups", nargs="*", metavar="group", help=f"of {', '.join(GROUPS)}; default: all")
+    parser = argparse.ArgumentParser(description="Count how many mutants of the core the tests detect.")
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"{', '.join(GROUPS)}; default: all")
     parser.add_argument(
-        "--mutants", type=int, default=SAMPLE, help=f"of each group; 0 for all; default {SAMPLE}"
+        "--mutants", type=int, default=SAMPLE, help=f"mutants per group; 0 for all; default {SAMPLE}"
     )
     options = parser.parse_args()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -110,16 +110,16 @@ def main() -> int:
     for score in scores:
         print(*score.survivors, sep="\n")
     for score in scores:
-        held = GROUPS[score.name].held
-        verdict = "held" if score.percent >= held else "TOO LOW"
+        minimum = GROUPS[score.name].minimum
+        verdict = "reached" if score.percent >= minimum else "TOO LOW"
         print(
-            f"{score.name}: {score.percent:.0f} % of {score.tried} noticed, at least {held} % wanted: {verdict}"
+            f"{score.name}: {score.percent:.0f} % of {score.tried} detected, minimum {minimum} %: {verdict}"
         )
-    return int(any(score.percent < GROUPS[score.name].held for score in scores))
+    return int(any(score.percent < GROUPS[score.name].minimum for score in scores))
 
 
 def try_group(name: str, mutants: int) -> Score:
-    """Make the mutants of a group, and run its tests with each."""
+    """Make the mutants of a group, and run its tests with each mutant."""
     group = GROUPS[name]
     with tempfile.TemporaryDirectory(prefix="headgate-mutants-") as folder:
         copy = Path(folder)
@@ -159,7 +159,7 @@ name = "local"
 
 
 def cosmic_ray(copy: Path, command: str) -> None:
-    """Run a command of Cosmic Ray in a copy, on the source of that copy."""
+    """Run a command of Cosmic Ray on a copy of the project."""
     files = ["mutants.toml"] if command == "baseline" else ["mutants.toml", "session.sqlite"]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "HEADGATE_PURE": "1"}
     program = [sys.executable, "-m", "cosmic_ray.cli", command, *files]
@@ -182,7 +182,7 @@ def sample(session: WorkDB, mutants: int, copy: Path) -> int:
 
 
 def is_used(mutation: MutationSpec, copy: Path) -> bool:
-    """Return whether a mutation can be detected: `zip(strict=False)` cannot if both arguments have the same length."""
+    """Return whether to use a mutation. `zip(strict=False)` is not detectable if the arguments have the same length."""
     line, column = mutation.start_pos
     before = (copy / mutation.module_path).read_text().splitlines()[line - 1][:column]
     return bool(USED.fullmatch(mutation.operator_name)) and not before.endswith("strict=")

@@ -1,7 +1,7 @@
 """Write constraints.txt: the newest versions of all dependencies that install together.
 
-The file holds `name==version` lines and nothing else, so it says nothing about where this machine gets its packages
-from. Works from plain python3 in a throw-away environment, so that nothing installed here by hand gets in.
+The file contains only `name==version` lines, and therefore no package sources of this machine. It works with any python3 and
+uses a temporary environment, so that packages installed by hand are not included.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
         frozen = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
     odd = [line for line in frozen if not PIN.fullmatch(line)]
     if odd:
-        sys.exit(f"not name==version, will not pin: {odd}")
+        sys.exit(f"cannot pin lines that are not name==version: {odd}")
     pins = sorted(frozen, key=str.lower)
     (ROOT / "constraints.txt").write_text(HEADER + "".join(f"{pin}\n" for pin in pins), encoding="utf-8")
     print(f"constraints.txt: {len(pins)} packages")

@@ -4,11 +4,11 @@ Every folder under tests/ with tests is a suite. A suite without tests, or one t
 runs at the same time.
 
 The suites use the installed core, which is compiled if there is a compiler. Tests of the core run a second time on plain
-Python, with fewer random examples and under branch coverage, which cannot measure compiled code. Coverage below the bar is
-a failure. Tests that send SQL to PostgreSQL run on the newest version, and again on the oldest.
+Python, with fewer random examples and under branch coverage, which cannot measure compiled code. Coverage below the minimum
+of pyproject.toml is a failure. Tests that send SQL to PostgreSQL run on the newest version, and again on the oldest.
 
     python tools/run_tests.py                 everything
-    python tools/run_tests.py unit docs       only these, without the checks and the coverage bar
+    python tools/run_tests.py unit docs       only these suites, without the checks and the minimum coverage
 
 TEST_JOBS=1 runs one suite at a time.
 """
@@ -47,9 +47,9 @@ CORE = (
     *(f"conformance/test_{name}.py" for name in ("vectors", "memory", "async_memory", "async_sqlite")),
     "integration/test_queues.py",
 )
-"""Tests that also run on plain Python: those of the compiled modules, and those that the coverage bar needs."""
+"""Tests that also run on plain Python: tests of the compiled modules, and further tests for the minimum coverage."""
 ONLY_COMPILED = tuple(f"unit/test_{name}.py" for name in ("build", "extras", "platforms"))
-"""Exceptions: on plain Python the kit is enough for these subjects, and they add hardly any coverage."""
+"""Tests among `CORE` that run only compiled: on plain Python they add little coverage to the conformance kit."""
 OLDEST_POSTGRES = (
     *(
         f"integration/postgres/test_{name}.py"
@@ -71,7 +71,7 @@ OLDEST_POSTGRES = (
     "apps/mail/test_storage.py",
     "apps/tiers/test_keys.py",
 )
-"""Tests that also run on the oldest PostgreSQL of the wheel: everything that sends SQL to it."""
+"""Tests that also run on the oldest PostgreSQL of the wheel: all tests that send SQL."""
 FEW_EXAMPLES = "10"
 """The number of random examples per property in suites that run a second time."""
 
@@ -124,7 +124,7 @@ def all_jobs(reports: Path) -> list[Job]:
 
 
 def oldest_postgres_job(reports: Path) -> Job:
-    """Return the job that runs tests of PostgreSQL on its oldest version in the wheel."""
+    """Return the job that runs tests on the oldest PostgreSQL of the wheel."""
     job = pytest_job("oldest PostgreSQL", ["-m", "not deep", *paths_of(*OLDEST_POSTGRES)], reports)
     few = {"HEADGATE_TEST_POSTGRES_VERSION": "16", "HEADGATE_TEST_EXAMPLES": FEW_EXAMPLES}
     return job._replace(environment=job.environment | few)
@@ -150,7 +150,7 @@ def paths_of(*patterns: str) -> list[Path]:
 
 
 def pytest_job(name: str, args: Sequence[Path | str], reports: Path, *, is_measured: bool = False) -> Job:
-    """Return the job that runs some tests; if measured, on plain Python and under coverage."""
+    """Return the job that runs some tests, on plain Python and under coverage if `is_measured`."""
     report = reports / f"{name}.xml"
     measure = ["-m", "coverage", "run", "--parallel-mode"] if is_measured else []
     chosen = ["-m", "not deep"] if is_measured else []
@@ -169,7 +169,7 @@ def pytest_job(name: str, args: Sequence[Path | str], reports: Path, *, is_measu
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a job. It writes bytecode, so that its many processes do not compile every module."""
+    """Return the environment of a job, with bytecode files, so that its many processes need not compile every module."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -215,7 +215,7 @@ def read_report(report: Path) -> tuple[int, int, int]:
 
 
 def check_coverage() -> Outcome:
-    """Report the branch coverage of the core; below the bar of pyproject.toml is a failure."""
+    """Report the branch coverage of the core; coverage below the minimum of pyproject.toml is a failure."""
     print("=== coverage of the core", flush=True)
     start = time.monotonic()
     code = run_coverage("combine", "--quiet") or run_coverage("report")
@@ -228,7 +228,7 @@ def run_coverage(*args: str) -> int:
 
 
 def print_table(outcomes: list[Outcome], total: float) -> None:
-    """Print one row per job, the total against the budget, and the closing line."""
+    """Print one row per job, the total time and its budget, and the numbers of passed and failed tests."""
     row = "{:<26}{:>10}{:>10}{:>10}{:>10}{:>10}".format
     print("\n" + row("suite", "seconds", "CPU", "passed", "failed", "skipped"))
     for name, seconds, cpu, *counts in outcomes:

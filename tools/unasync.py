@@ -1,8 +1,7 @@
-"""Write every `_sync` from the `_async` beside it; with --check, only say whether they are up to date.
+"""Generate every `_sync` package from the `_async` package beside it; with --check, only verify that they are up to date.
 
-Names are replaced as whole words. What only the async side has stands between `# begin async only` and `# end async only`;
-what differs otherwise is in modules of its own, such as `headgate._concurrency`. A replacement that is never used is an
-error.
+Names are replaced as whole words. Code for the async side only is between `# begin async only` and `# end async only`. Other
+differences are in separate modules, such as `headgate._concurrency`. An unused replacement is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PACKAGES = (
     "src/headgate/policy",
     "src/headgate/stores/remote",
 )
-"""Where there is an `_async`, and a `_sync` made from it."""
+"""The parents of the `_async` and `_sync` packages."""
 
 REPLACEMENTS = {
     r"async def": "def",
@@ -80,7 +79,7 @@ _ASYNC_ONLY = re.compile(r"^ *# begin async only\n.*?^ *# end async only\n", re.
 
 
 def to_sync(text: str, used: set[str]) -> str:
-    """Return the synchronous text, noting which replacements were used."""
+    """Return the synchronous text, and add the used replacements to `used`."""
     return _renamed(_ASYNC_ONLY.sub("", text), used)
 
 
@@ -98,7 +97,7 @@ def generate() -> dict[Path, str]:
     """Return the text of every generated file by its path.
 
     Raises:
-        SystemExit: A replacement is used nowhere.
+        SystemExit: A replacement is never used.
     """
     used: set[str] = set()
     files = {
@@ -113,18 +112,18 @@ def generate() -> dict[Path, str]:
 
 
 def tidied(files: dict[Path, str]) -> dict[Path, str]:
-    """Return the texts without imports that only the async side needs, formatted."""
+    """Return the formatted texts, without imports that only the async side needs."""
     ruff = [sys.executable, "-m", "ruff"]
     settings = ["--quiet", "--no-cache", f"--config={ROOT / 'pyproject.toml'}"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        places = {path: folder / f"generated_{number}.py" for number, path in enumerate(files)}
-        for path, place in places.items():
-            place.write_text(files[path])
+        copies = {path: folder / f"generated_{number}.py" for number, path in enumerate(files)}
+        for path, copy in copies.items():
+            copy.write_text(files[path])
         fix = ["check", "--select=F401,I", "--fix", "--exit-zero", *settings, name]
         subprocess.run([*ruff, *fix], check=True)
         subprocess.run([*ruff, "format", *settings, name], check=True)
-        return {path: place.read_text() for path, place in places.items()}
+        return {path: copy.read_text() for path, copy in copies.items()}
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Run the unit suite on every supported Python that is installed, each in its own environment, and print a table.
 
-    python3 tools/versions.py                  all that are found: on PATH and in pyenv
+    python3 tools/versions.py                  all interpreters on PATH and in pyenv
     python3 tools/versions.py python3.13 …     only these
 
-Environments are kept in build/versions. A version that is supported and not found is shown as such; it is no failure.
+Environments are kept in build/versions. The table lists missing supported versions as not installed; this is not a failure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def main() -> int:
-    """Run the suite on the interpreters of the command line, or on all that are found; return the exit code."""
+    """Run the suite on the interpreters of the command line, or on all interpreters found; return the exit code."""
     given = sys.argv[1:]
     found = {version_of(python): python for python in given} if given else find_pythons()
     outcomes = [run_suite(version, python) for version, python in sorted(found.items(), key=by_number)]
@@ -65,7 +65,7 @@ def find_pythons() -> dict[str, str]:
 
 
 def version_of(python: str) -> str:
-    """Return the version of an interpreter, as in `3.13`; empty if it does not run, as a shim of pyenv may not."""
+    """Return the version of an interpreter, such as `3.13`; empty if it does not run, like some shims of pyenv."""
     command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""The examples with models and agents, and the pages about them, with the real packages; see tools/test_adapters.sh."""
+"""The examples for models and agents, in examples/ and on their pages, with the real packages: tools/test_adapters.sh."""
 
 from __future__ import annotations
 

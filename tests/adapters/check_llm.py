@@ -1,4 +1,4 @@
-"""The adapters for model clients, with the real packages against a provider on a local port; see tools/test_adapters.sh."""
+"""Tests of the adapters for model clients, with the real packages and a local provider: tools/test_adapters.sh."""
 
 from __future__ import annotations
 

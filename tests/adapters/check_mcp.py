@@ -1,4 +1,4 @@
-"""Limits for tools, with the real servers over stdio and HTTP and a real Redis; see tools/test_adapters.sh."""
+"""Tests of limits for tools, with real servers over stdio and HTTP and a real Redis: tools/test_adapters.sh."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def serving(kind: str, url: str, streams: bool = False) -> Iterator[str]:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             except OSError:
-                time.sleep(0.05)  # the port tells nobody that it is open
+                time.sleep(0.05)  # there is no event when the port opens
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()
@@ -158,7 +158,7 @@ async def test_four_processes_over_http_admit_exactly_the_limit(url: str) -> Non
 
         answers = await asyncio.gather(*map(ask, (first, second, third, fourth)))
     found = Counter("refused" if isinstance(answer, dict) else answer for part in answers for answer in part)
-    # Four calls at once may also meet the two places of the tool; such a refusal costs nothing.
+    # Four concurrent calls may also exceed the two places of the tool; such a refusal costs nothing.
     assert found["answered"] + found["refused"] == 24
     assert found["answered"] <= 12
     if all(answer == "answered" or answer["deniedBy"] == "calls" for part in answers for answer in part):  # type: ignore[index]

@@ -18,7 +18,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import Complaints
+from tests.browser.conftest import PageErrors
 from tests.browser.serving import Server, token_table
 
 Serving = Callable[..., Server]
@@ -60,7 +60,7 @@ def usage(page: Page, limiter: str, rule: str) -> Locator:
     return shown.get_by_role("listitem").filter(has_text=rule)
 
 
-def decide(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
+def submit(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
     """Submit the form, and return the element of the answer."""
     form = page.locator("#try-form")
     form.get_by_label("Limiter").select_option(limiter)
@@ -208,14 +208,14 @@ def test_the_page_updates_automatically(serving: Serving, look: Look) -> None:
 
 
 def test_figures_continue_after_a_server_restart(
-    serving: Serving, look: Look, complaints: Complaints
+    serving: Serving, look: Look, page_errors: PageErrors
 ) -> None:
     server = serving(POLICY)
     page = look(server)
     server.hit("login", "alice", 4)
     expect(figure(page, "login", "total-admitted")).to_have_text("4")
 
-    complaints.allow("Failed to load resource: net::ERR_|status of 503")
+    page_errors.allow("Failed to load resource: net::ERR_|status of 503")
     server.stop()
     expect(page.locator("#connection")).to_have_text(re.compile(r"^No data since \d\d:\d\d:\d\d$"))
     expect(page).to_have_title(re.compile(r"^No data since .* Headgate$"))
@@ -294,13 +294,13 @@ def test_the_chart_describes_decisions_for_screen_readers(serving: Serving, look
 
 
 def test_charts_show_an_hour_or_a_day_across_a_restart(
-    serving: Serving, look: Look, complaints: Complaints
+    serving: Serving, look: Look, page_errors: PageErrors
 ) -> None:
     server = serving('[server]\nhistory = "history"\n' + POLICY.replace("[server]", ""))
     page = look(server)
     server.hit("login", "alice", 7)
     expect(figure(page, "login", "total-refused")).to_have_text("2")
-    complaints.allow("Failed to load resource: net::ERR_|status of 503")
+    page_errors.allow("Failed to load resource: net::ERR_|status of 503")
     server.stop()
     server.start()
     expect(page.locator("#connection")).to_have_text("Live")
@@ -355,7 +355,7 @@ def test_a_rule_shows_its_line_in_the_policy_file(serving: Serving, look: Look) 
 
 
 def test_a_candidate_is_shown_beside_its_live_rule(
-    serving: Serving, look: Look, complaints: Complaints
+    serving: Serving, look: Look, page_errors: PageErrors
 ) -> None:
     server = serving(POLICY)
     page = look(server)
@@ -381,7 +381,7 @@ def test_a_candidate_is_shown_beside_its_live_rule(
     assert violations(page) == []
     row.get_by_role("button", name="Stop watching").click()
     expect(row).to_have_count(0)
-    complaints.expect("status of 422")
+    page_errors.expect("status of 422")
     form.get_by_label("were").fill("3/fortnight")
     form.get_by_role("button", name="Watch").click()
     expect(form.get_by_role("status")).to_contain_text("fortnight")
@@ -622,7 +622,7 @@ def test_a_reset_is_confirmed_and_then_done(serving: Serving, look: Look) -> Non
 
 
 def test_a_reset_works_after_a_cancelled_one(serving: Serving, look: Look) -> None:
-    """The browser reports the end of the first dialog when the second is open."""
+    """The browser reports the end of the first dialog only when the second dialog is open."""
     server = serving(POLICY)
     server.hit("login", "alice", 5)
     page = look(server)
@@ -669,23 +669,23 @@ def test_scoped_and_long_refused_keys_can_be_selected(serving: Serving, look: Lo
 
 def test_hits_and_checks_are_answered_in_a_sentence(serving: Serving, look: Look) -> None:
     page = look(serving(POLICY))
-    answer = decide(page, "Hit")
+    answer = submit(page, "Hit")
     expect(answer).to_contain_text("Admitted. 4 of 5 left in per-day, all of them back in 1 d")
-    decide(page, "Check", cost=4)
+    submit(page, "Check", cost=4)
     expect(answer).to_contain_text("Would be admitted. 0 of 5 left")
-    decide(page, "Hit", cost=4)
+    submit(page, "Hit", cost=4)
     expect(answer).to_contain_text("Admitted. 0 of 5 left")
-    decide(page, "Hit")
+    submit(page, "Hit")
     expect(answer).to_contain_text(re.compile(r"Refused by per-day\. It would be admitted in (1 d|2[34] h)"))
     page.get_by_text("Answer as JSON").click()
     expect(page.locator("#try-json-text")).to_contain_text('"allowed": false')
 
 
-def test_errors_of_the_server_are_shown(serving: Serving, look: Look, complaints: Complaints) -> None:
+def test_errors_of_the_server_are_shown(serving: Serving, look: Look, page_errors: PageErrors) -> None:
     server = serving(POLICY)
-    complaints.expect("the server responded with a status of 4")
+    page_errors.expect("the server responded with a status of 4")
     page = look(server)
-    answer = decide(page, "Hit", cost=6)
+    answer = submit(page, "Hit", cost=6)
     refused = httpx.post(f"{server.url}/v1/limiters/login/hit", json={"key": "alice", "cost": 6})
     assert refused.is_client_error
     expect(answer).to_have_text(refused.json()["detail"])
@@ -694,7 +694,7 @@ def test_errors_of_the_server_are_shown(serving: Serving, look: Look, complaints
 def test_a_hold_is_settled_or_released(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
-    expect(decide(page, "Hold", cost=4)).to_contain_text("Holding 4 units. 1 of 5 left")
+    expect(submit(page, "Hold", cost=4)).to_contain_text("Holding 4 units. 1 of 5 left")
     hold = page.locator("#try-hold")
     hold.get_by_label("True cost").fill("3")
     hold.get_by_role("button", name="Settle").click()
@@ -702,7 +702,7 @@ def test_a_hold_is_settled_or_released(serving: Serving, look: Look) -> None:
     expect(hold.get_by_role("button", name="Release")).to_be_disabled()
     assert server.post("/v1/limiters/login/check", {"key": "alice", "cost": 0})["remaining"] == 2
 
-    decide(page, "Hold", cost=2)
+    submit(page, "Hold", cost=2)
     hold.get_by_role("button", name="Release").click()
     expect(hold.get_by_role("status")).to_have_text("Released: all 2 given back.")
     assert server.post("/v1/limiters/login/check", {"key": "alice", "cost": 0})["remaining"] == 2
@@ -716,7 +716,7 @@ def test_the_form_asks_for_every_scope_and_tier(serving: Serving, look: Look) ->
     expect(form.get_by_label("user")).to_be_focused()
     form.get_by_label("user").fill("ada")
     form.get_by_label("Tier").select_option("pro")
-    expect(decide(page, "Hit", limiter="api")).to_contain_text("999 of 1,000 left in daily")
+    expect(submit(page, "Hit", limiter="api")).to_contain_text("999 of 1,000 left in daily")
 
 
 @pytest.mark.parametrize("key", ["alice", 'it\'s $(not) a `command` \\ "quoted"', HOSTILE])
@@ -743,11 +743,11 @@ GUARDED = (
 
 
 def test_the_page_asks_for_a_token_and_continues(
-    serving: Serving, look: Look, complaints: Complaints
+    serving: Serving, look: Look, page_errors: PageErrors
 ) -> None:
     server = serving(GUARDED, token="s3cret")
     server.hit("login", "alice", 2)
-    complaints.expect("status of 401")
+    page_errors.expect("status of 401")
     page = look(server, live=False)
     dialog = page.get_by_role("dialog", name="This server asks for a token")
     dialog.get_by_label("Token").fill("wrong")
@@ -770,10 +770,10 @@ def test_the_page_asks_for_a_token_and_continues(
 
 
 def test_a_token_can_be_entered_after_the_dialog_was_dismissed(
-    serving: Serving, look: Look, complaints: Complaints
+    serving: Serving, look: Look, page_errors: PageErrors
 ) -> None:
     server = serving(GUARDED)
-    complaints.expect("status of 401")
+    page_errors.expect("status of 401")
     page = look(server, live=False)
     page.get_by_role("button", name="Not now").click()
     expect(page.locator("#connection")).to_have_text("Not connected")
@@ -785,12 +785,12 @@ def test_a_token_can_be_entered_after_the_dialog_was_dismissed(
 
 
 def test_a_reset_without_permission_shows_the_reason(
-    serving: Serving, look: Look, complaints: Complaints
+    serving: Serving, look: Look, page_errors: PageErrors
 ) -> None:
     server = serving(GUARDED, token="w3ak")
     server.hit("login", "alice", 2)
-    complaints.expect("status of 401")
-    complaints.expect("status of 403")
+    page_errors.expect("status of 401")
+    page_errors.expect("status of 403")
     page = look(server, live=False)
     page.get_by_role("textbox", name="Token").fill("w3ak")
     page.get_by_role("textbox", name="Token").press("Enter")
@@ -828,7 +828,7 @@ def test_names_and_keys_are_shown_as_text(serving: Serving, look: Look) -> None:
     inspect(page, HOSTILE)
     expect(usage(page, HOSTILE, "<b>rule</b>")).to_contain_text("1 of 1 used")
     page.locator("#try-form").get_by_label("Key").fill(HOSTILE)
-    expect(decide(page, "Hit", limiter=HOSTILE)).to_contain_text("Refused by <b>rule</b>.")
+    expect(submit(page, "Hit", limiter=HOSTILE)).to_contain_text("Refused by <b>rule</b>.")
     assert page.locator("main img, main b b").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
@@ -856,7 +856,7 @@ def test_axe_finds_no_problems(serving: Serving, look: Look, scheme: str, viewpo
     card(page, "login").get_by_text("Figures as a table").click()
     inspect(page, "alice")
     expect(usage(page, "login", "per-day")).to_be_visible()
-    expect(decide(page, "Hold", limiter="api")).to_contain_text("Holding")
+    expect(submit(page, "Hold", limiter="api")).to_contain_text("Holding")
     page.get_by_text("Answer as JSON").click()
     expect(page.locator("#try-json-text")).to_be_visible()
     server.policy_file.write_text("[limiters.login]\n", encoding="utf-8")
@@ -871,9 +871,9 @@ def test_axe_finds_no_problems(serving: Serving, look: Look, scheme: str, viewpo
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_problems_in_the_token_dialog(
-    serving: Serving, look: Look, complaints: Complaints, scheme: str
+    serving: Serving, look: Look, page_errors: PageErrors, scheme: str
 ) -> None:
-    complaints.expect("status of 401")
+    page_errors.expect("status of 401")
     page = look(serving(GUARDED), live=False, color_scheme=scheme)
     page.get_by_role("textbox", name="Token").fill("wrong")
     page.get_by_role("textbox", name="Token").press("Enter")

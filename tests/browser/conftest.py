@@ -1,6 +1,6 @@
 """Fixtures: a real browser, servers, and pages that must not report errors.
 
-Playwright is imported where it is used: a plain `pytest` passes this folder by, and must not need it.
+Playwright is imported inside functions, because a plain `pytest` loads this file and must not need Playwright.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 20_000
+TIMEOUT_MS = 20_000
 """Time limit of expectations; generous, because the machine may be busy."""
 
 
@@ -43,7 +43,7 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import expect, sync_playwright
 
     path = find_browser()
-    expect.set_options(timeout=PATIENCE_MS)
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         # The sandbox of Chromium does not work for root, the usual user in containers.
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -53,10 +53,10 @@ def browser() -> Iterator[Browser]:
 
 
 @dataclass
-class Complaints:
-    """Errors that pages reported, and errors that a test expects."""
+class PageErrors:
+    """Errors that pages reported, and patterns of expected errors."""
 
-    heard: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
 
@@ -73,32 +73,32 @@ class Complaints:
 
         def on_console(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning"):
-                self.heard.append(message.text)
+                self.reported.append(message.text)
 
         def on_request(request: Request) -> None:
             if not request.url.startswith((origin, "data:")):
-                self.heard.append(f"request to another host: {request.url}")
+                self.reported.append(f"request to another host: {request.url}")
 
         page.on("console", on_console)
         page.on("request", on_request)
-        page.on("pageerror", lambda error: self.heard.append(f"uncaught: {error}"))
-        page.on("dialog", lambda dialog: self.heard.append(f"dialog of a script: {dialog.message}"))
+        page.on("pageerror", lambda error: self.reported.append(f"uncaught: {error}"))
+        page.on("dialog", lambda dialog: self.reported.append(f"dialog of a script: {dialog.message}"))
 
     def check(self) -> None:
         """Fail on unexpected errors, and on expected errors that are missing."""
         for pattern in self.expected:
-            assert any(re.search(pattern, text) for text in self.heard), f"no page reported {pattern}"
+            assert any(re.search(pattern, text) for text in self.reported), f"no page reported {pattern}"
         known = re.compile("|".join([*self.expected, *self.allowed]) or r"(?!)")
-        unexpected = [text for text in self.heard if not known.search(text)]
+        unexpected = [text for text in self.reported if not known.search(text)]
         assert unexpected == []
 
 
 @pytest.fixture
-def complaints() -> Iterator[Complaints]:
+def page_errors() -> Iterator[PageErrors]:
     """Fail a test if a page reported an error that the test does not expect."""
-    complaints = Complaints()
-    yield complaints
-    complaints.check()
+    page_errors = PageErrors()
+    yield page_errors
+    page_errors.check()
 
 
 @pytest.fixture
@@ -109,16 +109,16 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def look(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
-    """Open the dashboard of a server: `look(server, color_scheme=…, viewport=…)`. `live=False`: it will not connect."""
+def look(browser: Browser, page_errors: PageErrors) -> Iterator[Callable[..., Page]]:
+    """Open the dashboard of a server: `look(server, color_scheme=…, viewport=…)`. `live=False`: do not wait for its data."""
     from playwright.sync_api import expect
 
     with ExitStack() as stack:
 
         def look(server: Server, *, live: bool = True, **context: Any) -> Page:
             page = stack.enter_context(browser.new_context(**context)).new_page()
-            page.set_default_timeout(PATIENCE_MS)
-            complaints.listen(page, server.url)
+            page.set_default_timeout(TIMEOUT_MS)
+            page_errors.listen(page, server.url)
             page.goto(server.url)
             if live:
                 expect(page.locator("#connection")).to_have_text("Live")

@@ -1,7 +1,7 @@
-"""The adapter for Cloudflare's KV against a KV namespace of a real workerd: `tools/test_cloudflare.sh`, needs Node.
+"""Tests of the adapter for Cloudflare's KV on a real workerd: `tools/test_cloudflare.sh`, needs Node.
 
-Not called test_…, so that `make test` does without Node; there, the same adapter meets replies written from the
-documentation.
+The name does not begin with test_, so that `make test` needs no Node; there, the adapter is tested with replies written
+from the documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKEN = "Sn3lZJTBX6kkg7OdcBUAxOO963GEIyGQqnFTOFYY"
 
 @pytest.fixture(scope="session")
 def api_base() -> Iterator[str]:
-    """Start a workerd; without one, the tests fail."""
+    """Start workerd, and return the address of its API; the tests fail if it does not start."""
     command = ["node", "serve.mjs", ACCOUNT, NAMESPACE, TOKEN]
     with subprocess.Popen(
         command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -52,14 +52,14 @@ async def kv(api_base: str) -> AsyncIterator[CloudflareKV]:
 
 @pytest.fixture
 async def other(api_base: str) -> AsyncIterator[CloudflareKV]:
-    """An adapter that has seen nothing, so that it answers with what is stored."""
+    """An adapter that does not remember writes, so that it returns the stored values."""
     kv = CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=api_base)
     yield kv
     await kv.aclose()
 
 
 async def expiration(api_base: str, key: str) -> int:
-    """Return when the namespace will drop a key, by its own account."""
+    """Return the expiration time of a key, as listed by the namespace."""
     url = f"{api_base}/accounts/{ACCOUNT}/storage/kv/namespaces/{NAMESPACE}/keys"
     async with httpx.AsyncClient() as client:
         response = await client.get(url, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -70,7 +70,7 @@ async def expiration(api_base: str, key: str) -> int:
 @pytest.mark.parametrize(
     "key", ["ratelimit:42:472222", "a/b", "a b?c=d&e#f", "100%", "é\N{SNOWMAN}", "x" * 512]
 )
-async def test_what_was_put_can_be_got_listed_and_deleted(
+async def test_stored_values_can_be_read_listed_and_deleted(
     key: str, kv: CloudflareKV, other: CloudflareKV
 ) -> None:
     assert await kv.get(key) is None
@@ -130,7 +130,7 @@ async def test_the_bot_dispatches_exactly_the_maximum(
         RATE_LIMIT_KV="cloudflare",
         SEEN_UPDATES_KV="memory://",
         RATE_LIMIT_ALGORITHM=algorithm,
-        RATE_LIMIT_WINDOW_MS=str(366 * 24 * 3_600_000),  # the edge of a window is no part of this test
+        RATE_LIMIT_WINDOW_MS=str(366 * 24 * 3_600_000),  # long, so that no window ends during the test
         CLOUDFLARE_ACCOUNT_ID=ACCOUNT,
         CLOUDFLARE_KV_NAMESPACE_ID=NAMESPACE,
         CLOUDFLARE_API_TOKEN=TOKEN,

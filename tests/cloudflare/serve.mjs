@@ -1,4 +1,4 @@
-// Serves worker.mjs on a free port of this machine, says where, and stops when its standard input is closed.
+// Serves worker.mjs on a free local port, prints its address, and stops when its standard input is closed.
 
 import { fileURLToPath } from "node:url";
 import { Miniflare } from "miniflare";

@@ -1,6 +1,6 @@
-// The routes of Cloudflare's public KV API over a KV binding, so that the adapter can be checked against the real thing:
-// what a key may be, which time to live is too short, how listing goes on, and when a value is gone are decided by the
-// binding. Miniflare's own API for this leaves `expiration_ttl` out, so it would check nothing.
+// The routes of Cloudflare's public KV API on top of a KV binding, for tests of the adapter. The binding implements the
+// rules: valid keys, the minimum time to live, pages of lists, and expiration. Miniflare's API for KV ignores
+// `expiration_ttl`.
 //
 // https://developers.cloudflare.com/api/resources/kv/subresources/namespaces/
 
@@ -19,7 +19,7 @@ export default {
     try {
       return key === undefined ? await list(env.KV, url) : await value(env.KV, decodeURIComponent(key), url, request);
     } catch (error) {
-      // The binding says for example: KV PUT failed: 400 Invalid expiration_ttl of 59. …
+      // For example: KV PUT failed: 400 Invalid expiration_ttl of 59. …
       const [, status, message] = /failed: (\d+) (.*)/.exec(error.message) ?? [null, 500, error.message];
       return failure(Number(status), 10001, message);
     }

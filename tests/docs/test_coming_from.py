@@ -42,7 +42,7 @@ OBVIOUS = {
     *("self", "app", "request", "item", "identifiers", "limit_value", "limit", "interval", "argument"),
     *("uri", "options", "_"),
 }
-"""Parameters that the examples pass by position, and catch-alls."""
+"""Parameters that the examples pass by position, and `**options`; pages need not mention them."""
 SHARED = re.compile(r"^(default|application)_limits_(?=per_method|exempt_when|deduct_when|cost)")
 """flask-limiter repeats options of a limit for its default limits."""
 

@@ -1,11 +1,11 @@
 """Run the examples of README.md, CONTRIBUTING.md and docs/: every fenced block marked `python` or `pycon`.
 
-The blocks of a file run in order and share one namespace, as a reader would follow them, in an empty folder. `await`
-works at the top level, as in `python -m asyncio`; a `pycon` block must print the output shown. Blocks in other languages
-are not run, nor is one after a line `<!-- not run: the reason -->`. One after `<!-- needs: module -->` is run where that
-module is installed, as other limiters are with the extra `bench`.
+The blocks of a file run in order, in an empty folder, and share one namespace. `await` works at the top level, as in
+`python -m asyncio`; a `pycon` block must print the output shown. Blocks in other languages are not run, nor is a block after
+a line `<!-- not run: the reason -->`. A block after `<!-- needs: module -->` runs only if the module is installed; the extra
+`bench` installs other limiters.
 
-We use our own code because it is short and combines top-level `await` in one event loop per page, a required reason for
+We do not use a plugin, because this short code combines top-level `await` in one event loop per page, a required reason for
 skipping a block, and pages outside the folder of the tests.
 """
 
@@ -39,7 +39,7 @@ FENCE = re.compile(
 
 
 class Block(NamedTuple):
-    """One example, and the line of the page on which its code starts."""
+    """An example, and the number of the line on which its code starts."""
 
     language: str
     code: str

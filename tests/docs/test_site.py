@@ -1,6 +1,6 @@
 """Build the documentation site and check it: links, anchors, public names, the search index, llms.txt.
 
-The build itself is strict: a page without a place in the navigation, a dead link and a name that cannot be found are errors.
+The build itself is strict: a page outside of the navigation, a dead link and an unknown name are errors.
 
 `python -m tests.docs.test_site` updates the lists of public names. A new module needs a section in
 docs/reference/api.md, and a line `::: module` on a page in docs/reference/api.
@@ -35,7 +35,7 @@ INTERNAL = {
 
 
 class Page(HTMLParser):
-    """The addresses that a page links to, the files that it loads, and the anchors that it has."""
+    """The links, the loaded files and the anchors of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def site(folder: Path) -> dict[str, Page]:
 
 
 def dead_links(site: dict[str, Page]) -> Iterator[str]:
-    """Yield the links within a site that lead nowhere."""
+    """Yield the dead links within a site."""
     for name, page in site.items():
         for link in page.links:
             target = urlsplit(urljoin(name, link))
@@ -123,7 +123,7 @@ def test_a_site_on_disk_loads_nothing_from_the_network(site: dict[str, Page]) ->
     ],
 )
 def test_search_finds_pages_by_common_terms(folder: Path, words: str, page: str) -> None:
-    """The index is a script, because browsers do not fetch files for a page that was opened from disk."""
+    """The index is a script, because pages opened from disk cannot fetch files."""
     script = (folder / "search" / "search_index.js").read_text("utf-8")
     sections = json.loads(script.removeprefix("var __index = "))["docs"]
     found = [section["location"].split("#")[0] for section in sections if words in section["text"].lower()]
@@ -217,7 +217,7 @@ def test_examples_import_public_names_only() -> None:
 
 
 def with_lists(text: str) -> str:
-    """Return the page of public names with the list of each module as it is now; links stay as they are."""
+    """Return the page of public names with an updated list of each module; existing link targets are kept."""
     public, listed = public_names(), listed_names()
 
     def list_of(section: re.Match[str]) -> str:

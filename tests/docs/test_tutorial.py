@@ -40,7 +40,7 @@ def run_python(folder: Path, *arguments: str, **environment: str) -> str:
 
 
 def load(source: str) -> ModuleType:
-    """Return one version of the file as a module; loaded twice, it has two limiters, like two processes."""
+    """Return one version of the file as a new module, with a new limiter, as in a new process."""
     module = ModuleType("quotes")
     exec(compile(source, "quotes.py", "exec"), module.__dict__)
     return module
@@ -68,7 +68,7 @@ async def test_two_processes_share_one_count(
     source: str, headgate_redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", headgate_redis_url)
-    named = source.replace('name="quotes"', f'name="quotes of {len(source)}"')  # no counts of another test
+    named = source.replace('name="quotes"', f'name="quotes of {len(source)}"')  # no counts from other tests
     assert await statuses(load(named).app, 2) + await statuses(load(named).app, 2) == [200, 200, 200, 429]
 
 

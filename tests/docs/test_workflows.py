@@ -1,4 +1,4 @@
-"""The GitHub workflows: they name files, make targets and Python versions that exist.
+"""The GitHub workflows use existing files, make targets and Python versions.
 
 actionlint checks their syntax; CONTRIBUTING.md has the command.
 """

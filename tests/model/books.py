@@ -236,11 +236,11 @@ class TokenBook:
 
     def drained(self, level: Fraction, written_as: Quota, seen_as: Quota, ticks: int) -> Fraction:
         """Return the level after some ticks, for a caller whose quota may differ from the last event."""
-        in_its_own_shape = level - self.rate(written_as) * ticks
-        if in_its_own_shape <= 0:
+        level_as_written = level - self.rate(written_as) * ticks
+        if level_as_written <= 0:
             return Fraction(0)
         if seen_as.shape != written_as.shape:
-            # Also beyond its capacity: every tier has the same debt.
+            # It may exceed the capacity of this quota: all tiers share one debt.
             level = self.rounded_up(level, seen_as)
         return max(Fraction(0), level - self.rate(seen_as) * ticks)
 
@@ -264,7 +264,7 @@ class TokenBook:
         if charge not in self.events:
             return
         if any(event.quota.shape != charge.quota.shape for event in self.since(charge)):
-            return  # a converted level no longer contains the separate charges
+            return  # after a conversion of the level, the separate charges are unknown
         level = self.used(charge.quota)(now)
         given = min(Fraction(units), charge.held)
         back = min(level, max(Fraction(0), given - self.drained_of(charge, given, self.read(now))))
@@ -278,7 +278,7 @@ class TokenBook:
     def drained_of(self, charge: Charge, given: Fraction, at: int) -> Fraction:
         """Return how many of the units to be returned may have drained before an instant.
 
-        Earlier units drain first, unless they were returned; then the part of the charge that is kept.
+        Earlier units drain first, unless they were returned, then the kept part of the charge.
         """
         drained = self.rate(charge.quota) * (at - charge.at)
         given_since = sum(event.units for event in self.since(charge) if isinstance(event, GiveBack))
@@ -286,7 +286,7 @@ class TokenBook:
         return max(Fraction(0), drained - first)
 
     def is_newest(self, charge: Charge) -> bool:
-        """Return whether the charge is the last entry of the book, and nothing was converted since."""
+        """Return whether the charge is the last entry of the book, and it did not convert the level."""
         *before, newest = self.events
         return newest is charge and bool(before) and before[-1].quota.shape == charge.quota.shape
 
@@ -306,14 +306,14 @@ class Figures:
 
 
 MOST = 2**53 - 1
-"""The remaining units of a penalty that has nothing to refuse."""
+"""The remaining units of an inactive penalty without counted refusals."""
 
 
 class PenaltyBook:
-    """The log of refusals by other rules of a scope, from which the penalties follow.
+    """The log of refusals by other rules of a scope, which determines the penalties.
 
-    Refusals are counted from the first one for the duration. The last of too many begins a penalty. The next penalty is
-    longer if the last one has not been forgotten.
+    Refusals are counted for `duration`, from the first refusal on. When they reach the limit, a penalty begins. It is longer
+    than the previous penalty, unless that is forgotten.
     """
 
     def __init__(self, duration: int, growth: int, longest: int) -> None:
@@ -323,7 +323,7 @@ class PenaltyBook:
         self.refusals: list[tuple[int, int]] = []
 
     def refuse(self, now: int, limit: int) -> None:
-        """Log a refusal, with the number of refusals that is too many."""
+        """Log a refusal, with the number of refusals that begins a penalty."""
         self.refusals = [*self.refusals, (now, limit)]
 
     def penalties(self) -> tuple[int, int, int, int]:
@@ -346,7 +346,7 @@ class PenaltyBook:
         return now >= ended + (self.longest if self.growth > 1 else 0)
 
     def is_fresh(self, now: int) -> bool:
-        """Return whether nothing of the past matters at an instant."""
+        """Return whether earlier refusals and penalties have no effect at an instant."""
         began, counted, ended, _ = self.penalties()
         return self.is_forgotten(ended, now) and (not counted or now - began >= self.duration)
 

@@ -182,7 +182,7 @@ class ModelLimiter:
         return self._figures(request, admits, old), charges
 
     def _punish(self, request: ModelRequest, answers: Sequence[Figures]) -> None:
-        """Log the refusal for every penalty whose scope has a rate that refuses for a while."""
+        """Log the refusal for every penalty whose scope has a rule that refuses until a known time."""
         refusing = {
             rule.scope
             for rule, answer in zip(self.rules, answers, strict=True)

@@ -1,8 +1,8 @@
 """Compute the answers in the vectors of `headgate.testing` with the model: `python -m tests.model.vectors`.
 
 The files contain the scenarios. To add one, write its steps as described in `headgate.testing.scenarios`, without `binds`
-and `verdicts`, and run this module: it plays every scenario and writes the answers. An answer shows the times of the next
-edges, for further steps.
+and `verdicts`, and run this module: it plays every scenario and writes the answers. The answers show at which times they
+will change next, which helps to choose further steps.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ModelPlayer:
         self._holds: dict[int, Hold] = {}
 
     def play(self, step: Raw) -> list[Figures] | None:
-        """Make the call, and return its answer for each rule, if it has one."""
+        """Make the call, and return the verdict of each rule, or None if the call makes no decision."""
         op, now = step["op"], step["now"]
         if op == "settle":
             self._holds[step["hold"]].settle(now, step.get("cost", 0))

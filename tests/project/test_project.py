@@ -62,7 +62,7 @@ INSIDE = VALUES | {
     "_async",
     "_sync",
 }
-"""The core. `headgate` itself, the package of public names, is next; the parts after it may import from it."""
+"""The parts of the core. Above it is `headgate` itself, the package of public names; later parts may import from it."""
 
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
@@ -103,7 +103,7 @@ NAMED_ALIKE = {
     ],
     "Usage": ["headgate.llm.usage", "headgate.stores.postgres.buckets"],
 }
-"""Names that several classes have, because the contract of a service or of a protocol gives them."""
+"""Names of several classes, because the contract of a service or a protocol prescribes the name."""
 
 THIRD_PARTIES = {
     "headgate.stores.redis": {"hiredis", "redis"},
@@ -486,17 +486,17 @@ def test_constraints_pin_every_dependency_of_the_extras() -> None:
     pins = [PIN.fullmatch(line) for line in lines if not line.startswith("#")]
     assert None not in pins
     pinned = {normalised(pin.group(1)) for pin in pins if pin}
-    wishes = [
-        wish
+    dependencies = [
+        dependency
         for project in PYPROJECTS
-        for wishes in (
+        for group in (
             project["project"]["dependencies"],
             *project["project"]["optional-dependencies"].values(),
         )
-        for wish in wishes
+        for dependency in group
     ]
-    asked = {normalised(re.split(r"[\[<>=]", wish)[0]) for wish in wishes}
-    assert asked - pinned == {"headgate", "headgate-server", "headgate-services"}  # they name each other
+    required = {normalised(re.split(r"[\[<>=]", dependency)[0]) for dependency in dependencies}
+    assert required - pinned == {"headgate", "headgate-server", "headgate-services"}  # this project
 
 
 def normalised(distribution: str) -> str:
@@ -507,14 +507,14 @@ def test_the_typing_marker_is_shipped() -> None:
     assert all(resources.files(package).joinpath("py.typed").is_file() for package in PACKAGES)
 
 
-# --- Every numbered requirement has a row in the service's page and a test --------------------------------------------
+# --- Every numbered requirement has a row on the service's page and a test --------------------------------------------
 
 REQUIREMENTS = {"mail": ("N", 52), "telegram": ("T", 24), "tiers": ("S", 32), "petitions": ("A", 88)}
 ROW = re.compile(r"^\|\s*[*`]*([A-Z]-\d\d)\b", re.MULTILINE)
 
 
 def test_requirements_documentation_and_tests_agree() -> None:
-    """Applies to every service that has a page."""
+    """Services without a page are not checked."""
     for service, (letter, count) in REQUIREMENTS.items():
         page = ROOT / "docs" / "services" / f"{service}.md"
         if page.exists():

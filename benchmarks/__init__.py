@@ -1,1 +1,1 @@
-"""How fast, how small and how exact, next to other limiters. `make bench`; numbers, never tests."""
+"""Measurements of speed, memory and exactness, beside other limiters: `make bench`. They are no tests."""

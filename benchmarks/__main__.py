@@ -1,4 +1,4 @@
-"""Run every benchmark, one after the other: `python -m benchmarks [--quick]`. One: `python -m benchmarks.redis`."""
+"""Run all benchmarks: `python -m benchmarks [--quick]`. To run one: `python -m benchmarks.redis`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBJECTS = (
 
 
 def main() -> int:
-    """Run every subject in a new process, and return the exit code of the last that failed."""
+    """Run every subject in a new process, and return the exit code of the last failed subject."""
     failed = 0
     for subject in SUBJECTS:
         print(f"\n=== {subject} ===", flush=True)

@@ -1,11 +1,11 @@
-"""The floor, the other limiters and Headgate, all in memory and behind one call: `hit(key)`.
+"""The contenders in memory, all called as `hit(key)`: the floor, the other limiters (peers) and Headgate.
 
-Every peer is set up for memory as its own documentation says; the address is above each. Where a peer needs another
-object per key, it gets a plain dict of them, as its users write it. `functools.partial` binds fixed arguments, because
-a wrapper function would charge the peer for a call that its users do not make.
+The floor is the least hand-written Python for the task. Every peer is configured as its documentation recommends; a comment
+names the page. If a peer needs one object per key, they are in a plain dict, as in programs of its users.
+`functools.partial` binds fixed arguments, because a wrapper function would add the cost of a call that users do not make.
 
-`NotOfferedError` means that a peer cannot do a task. Packages are imported when built: a missing one
-shows up in the table and stops nothing else.
+`NotOfferedError` means that a peer does not support a task. Packages are imported by the build functions: if one is
+missing, the table shows it and the other contenders still run.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from unittest import mock
 from benchmarks.harness import HEADGATE, NotOfferedError
 
 PLAIN = f"{HEADGATE}, plain"
-"""Not compiled; it runs in a second process, see `plain.py`."""
+"""Headgate as plain Python, in a second process; see `plain.py`."""
 FLOOR = "floor"
 FLOOR_PERIOD = 3600.0
-"""The floor is a token bucket beside every rule; a short period would refill it during a sample."""
+"""The period of the floor, a token bucket for every kind of rule. A short period would refill it during a sample."""
 TIER = "pro"
 EVERYONE = "*"
 """The scope of a rule with one counter for all."""
 
 
 class FakeTime:
-    """A clock for all contenders: Headgate takes it as its own, `patched` replaces the clocks that the others read."""
+    """A clock for all contenders: Headgate accepts it as an argument, and `patched` replaces the clocks of the others."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def monotonic_ns(self) -> int:
-        """Return the time as Headgate reads it."""
+        """Return the time for Headgate's clock."""
         return round(self.seconds * 1_000_000) * 1000
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        """Make the standard library's clocks read this one."""
+        """Replace the clocks of the standard library with this clock."""
 
         def seconds() -> float:
             return self.seconds
 
         with contextlib.ExitStack() as stack:
             for module in ("time", "pyrate_limiter.clocks"):
-                # pyrate-limiter has imported the names; it may also be missing.
+                # pyrate-limiter imports the functions by name, and may be missing.
                 with contextlib.suppress(ImportError):
                     stack.enter_context(mock.patch(f"{module}.monotonic_ns", self.monotonic_ns))
                     stack.enter_context(mock.patch(f"{module}.time_ns", self.monotonic_ns))
@@ -70,41 +70,41 @@ class Rule:
     period: int = 3600
     """Seconds."""
     scope: str | None = None
-    """Whose units: `"user"`, `"ip"`, or `EVERYONE`; without one, those of the key."""
+    """The part of the key that the rule counts by: `"user"`, `"ip"`, `EVERYONE`, or None for the whole key."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The work that a contender does."""
+    """The task of a contender."""
 
     rules: tuple[Rule, ...]
     call: Literal["hit", "check", "hold"] = "hit"
-    """A hold is released at once."""
+    """The called operation; a hold is released immediately."""
     tiered: bool = False
-    """Whether calls name a tier, which has twice the limit."""
+    """Whether calls specify a tier with twice the limit."""
     keys: int = 1
-    """How many it must be able to keep."""
+    """The number of keys that must fit into the store."""
     refused: bool = False
-    """Whether the calls that count will be refused, by the last rule."""
+    """Whether the last rule refuses the measured calls."""
     clock: FakeTime | None = None
 
 
 class Driver(NamedTuple):
-    """A contender that is ready to be called."""
+    """A contender ready for calls."""
 
     hit: Callable[[Any], Any]
     close: Callable[[], object] = lambda: None
     allowed: Callable[[Any], bool] = bool
     awaits: bool = False
-    """Whether `hit` returns something to await."""
+    """Whether `hit` returns an awaitable."""
     fill: Callable[[Any], Any] | None = None
-    """The call that takes a unit, where `hit` does not."""
+    """The call that takes a unit, if `hit` does not."""
     key: Callable[[str], Any] = str
-    """Returns the argument of `hit` for a plain key, before the calls are timed."""
+    """Converts a plain key to the argument of `hit`; not measured."""
 
 
 class Answer(NamedTuple):
-    """The cheapest decision object that a person would write."""
+    """The cheapest decision object that a programmer would write by hand."""
 
     allowed: bool
     limit: int
@@ -114,7 +114,7 @@ class Answer(NamedTuple):
 
 
 def decision_floor(task: Task) -> Driver:
-    """Build the least Python that decides one token bucket under a lock and returns all fields of a decision."""
+    """Build the least Python for one token bucket with a lock that returns all fields of a decision."""
     limit, period = task.rules[-1].limit, FLOOR_PERIOD
     emission = period / limit
     full_at: dict[str, float] = {}
@@ -137,7 +137,7 @@ def decision_floor(task: Task) -> Driver:
 
 
 def headgate(task: Task) -> Driver:
-    """Build ours, compiled or not."""
+    """Build Headgate, compiled or not."""
     limiter = _headgate_limiter("Limiter", task)
     scopes = {rule.scope for rule in task.rules}
     key = partial(_scoped_key, scopes - {EVERYONE}) if scopes != {None} else str
@@ -149,7 +149,7 @@ def headgate(task: Task) -> Driver:
 
 
 def headgate_async(task: Task) -> Driver:
-    """Build ours for asyncio."""
+    """Build Headgate for asyncio."""
     return Driver(_headgate_limiter("AsyncLimiter", task).hit, awaits=True)
 
 
@@ -162,7 +162,7 @@ def _headgate_limiter(name: str, task: Task) -> Any:
     import headgate as package
     from headgate.clock import SteadyClock
 
-    clock = None if task.clock is None else SteadyClock(task.clock.monotonic_ns)  # as real programs have
+    clock = None if task.clock is None else SteadyClock(task.clock.monotonic_ns)  # None is the default clock
     rules = [
         getattr(package, rule.kind)(
             f"{rule.limit}/{rule.period}s",
@@ -175,7 +175,7 @@ def _headgate_limiter(name: str, task: Task) -> Any:
 
 
 def _in_turn(task: Task, hits: Sequence[Callable[[str], Any]], allowed: Callable[[Any], bool]) -> Driver:
-    """Build what users write who have several rules and a peer without them: one hit after the other."""
+    """Build the code of users for a peer without support for several rules: one hit after another."""
     if len(hits) == 1:
         return Driver(hits[0], allowed=allowed)
     if not task.rules[0].scope:
@@ -193,7 +193,7 @@ def _in_turn(task: Task, hits: Sequence[Callable[[str], Any]], allowed: Callable
 
 
 # https://limits.readthedocs.io/en/stable/quickstart.html: MemoryStorage, a strategy, `hit(item, key)`.
-# It has no token bucket; its cheapest strategy stands in for one.
+# It has no token bucket; its cheapest strategy replaces it.
 _LIMITS = {
     "token_bucket": "FixedWindowRateLimiter",
     "fixed_window": "FixedWindowRateLimiter",
@@ -203,7 +203,7 @@ _LIMITS = {
 
 
 def limits(task: Task) -> Driver:
-    """Build limits; a scope is one of the identifiers that it takes before the key."""
+    """Build limits; a scope is an identifier before the key."""
     from limits import strategies
     from limits.storage import MemoryStorage
 
@@ -230,8 +230,8 @@ def _limits_calls(task: Task, calls: Sequence[Callable[..., Any]]) -> list[Calla
     ]
 
 
-# https://throttled-py.readthedocs.io/en/latest/quickstart/store-backends.html: MemoryStore, whose MAX_SIZE of 1024
-# would drop our keys; a sliding window keeps two entries per key.
+# https://throttled-py.readthedocs.io/en/latest/quickstart/store-backends.html: MemoryStore. Its default MAX_SIZE of 1024
+# would drop keys; a sliding window keeps two entries per key.
 def throttled(task: Task) -> Driver:
     """Build throttled-py."""
     import throttled as package
@@ -246,13 +246,13 @@ def throttled(task: Task) -> Driver:
         )
         for rule in task.rules
     ]
-    if task.call == "check":  # it only returns the units that are left
+    if task.call == "check":  # it only returns the remaining units
         return Driver(throttles[0].peek, allowed=lambda _: not task.refused, fill=throttles[0].limit)
     return _in_turn(task, [throttle.limit for throttle in throttles], lambda result: not result.limited)
 
 
-# https://pyratelimiter.readthedocs.io (README, "Algorithms"): StateBucket for a token bucket, InMemoryBucket for the
-# rest, whose only sliding window is the log; several rates per bucket; "Custom routing with BucketFactory" for a bucket
+# https://pyratelimiter.readthedocs.io (README, "Algorithms"): StateBucket for a token bucket, InMemoryBucket for other
+# rules, whose only sliding window is the log; several rates per bucket; "Custom routing with BucketFactory" for a bucket
 # per key.
 def pyrate(task: Task) -> Driver:
     """Build pyrate-limiter."""
@@ -267,7 +267,7 @@ def _pyrate_bucket(task: Task) -> Any:
 
     kinds = {rule.kind for rule in task.rules}
     if task.call != "hit" or len(kinds) > 1 or task.rules[0].limit > task.rules[-1].limit:
-        raise NotOfferedError  # of its rates, a longer one must have a higher limit
+        raise NotOfferedError  # a rate with a longer period must have a higher limit
     rates = [Rate((1 + task.tiered) * rule.limit, rule.period * 1000) for rule in task.rules]
     match kinds.pop():
         case "token_bucket":
@@ -281,7 +281,7 @@ def _pyrate_bucket(task: Task) -> Any:
 def _pyrate_factory(task: Task) -> Any:
     from pyrate_limiter import BucketFactory, MonotonicClock, RateItem
 
-    _pyrate_bucket(task)  # it may not be offered
+    _pyrate_bucket(task)  # raises NotOfferedError
 
     class PerName(BucketFactory):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
         def __init__(self) -> None:

@@ -4,11 +4,11 @@
 
 Every server is a process on a loopback port, called by this process over one HTTP/2 connection, as by one thread of Envoy.
 
-    a bare grpc.aio method    reads the same message, and answers a constant one
-    ShouldRateLimit           one and three descriptors, in memory and on Redis; calls a second, with 32 at once
-    at 2,000 calls a second   times from the planned start of each call, so waiting calls count
-    proxies                   one request after the other: the application alone, through the proxy, and with limits;
-                              nginx only where it is installed
+    a bare grpc.aio method    decodes the same message, and returns a constant response
+    ShouldRateLimit           one and three descriptors, in memory and on Redis; calls per second, 32 concurrent calls
+    at 2,000 calls a second   times from the planned start of each call, which include the wait of delayed calls
+    proxies                   sequential requests: the application alone, through the proxy, and with limits; nginx only if
+                              it is installed
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AT_ONCE = 32
 RATE = 2_000
 TIMEOUT = 10.0
-"""Seconds of a call; also the time of a failed one."""
+"""The timeout of a call in seconds; also the measured time of a failed call."""
 
 SCOPES = ("a", "b", "c")
 POLICY = """
@@ -84,7 +84,7 @@ def message(descriptors: int) -> bytes:
 
 
 async def serve_bare(port: int) -> None:
-    """Serve a method that reads a request and answers a constant."""
+    """Serve a method that decodes a request and returns a constant."""
     constant = RateLimitResponse(overall_code=OK)
     constant.statuses.add(code=OK, limit_remaining=9)
 
@@ -105,10 +105,10 @@ async def serve_bare(port: int) -> None:
 
 @contextlib.contextmanager
 def running(store: str | None, folder: Path) -> Iterator[tuple[int, int]]:
-    """Run a server, the bare one without a store, for the length of a block; give its process and its port."""
+    """Run a server within a block, the bare server if there is no store; yield its process id and its port."""
     port = find_free_port()
     if store is None:
-        # On uvloop, like our server.
+        # On uvloop, like Headgate's server.
         code = f"import uvloop; from benchmarks.envoy import serve_bare; uvloop.run(serve_bare({port}))"
         command = [sys.executable, "-c", code]
     else:
@@ -131,11 +131,13 @@ def running(store: str | None, folder: Path) -> Iterator[tuple[int, int]]:
 @contextlib.asynccontextmanager
 async def _method(port: int) -> Any:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel.unary_unary(f"/{RATE_LIMITS}/ShouldRateLimit")  # bytes, so that the client does little
+        yield channel.unary_unary(
+            f"/{RATE_LIMITS}/ShouldRateLimit"
+        )  # bytes, so that the client neither encodes nor decodes
 
 
 async def call_often(port: int, request: bytes, calls: int) -> None:
-    """Call as fast as possible, with some calls at once."""
+    """Call as fast as possible, with `AT_ONCE` concurrent calls."""
     async with _method(port) as ask:
 
         async def work() -> None:
@@ -146,7 +148,7 @@ async def call_often(port: int, request: bytes, calls: int) -> None:
 
 
 async def call_at_rate(port: int, request: bytes, seconds: float) -> list[float]:
-    """Call at a fixed rate, and return the seconds from the planned start of each call to its answer."""
+    """Call at a fixed rate, and return the seconds from the planned start of each call to its reply."""
     loop = asyncio.get_running_loop()
     taken: list[float] = []
     async with _method(port) as ask:
@@ -156,7 +158,7 @@ async def call_at_rate(port: int, request: bytes, seconds: float) -> list[float]
         async def one(planned: float) -> None:
             try:
                 await ask(request, timeout=TIMEOUT)
-            except grpc.RpcError:  # some calls are cancelled while a thousand are waiting
+            except grpc.RpcError:  # grpc cancels some calls while a thousand are waiting
                 taken.append(TIMEOUT)
             else:
                 taken.append(loop.time() - planned)
@@ -172,14 +174,14 @@ async def call_at_rate(port: int, request: bytes, seconds: float) -> list[float]
 
 
 def run_calls(scale: Scale) -> Iterator[Section]:
-    """Compare calls a second, and measure times at a fixed rate."""
+    """Compare calls per second, and measure times at a fixed rate."""
     announce("ShouldRateLimit")
     cpu: dict[str, Result] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         loop = stack.enter_context(
             asyncio.Runner()
-        )  # one loop for all samples: grpc.aio binds itself to a loop
+        )  # one loop for all samples, because grpc.aio is bound to its loop
         bare = stack.enter_context(running(None, folder))
         memory = stack.enter_context(running("memory://", folder))
         redis = stack.enter_context(running(stack.enter_context(RedisServer()).url, folder))

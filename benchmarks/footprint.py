@@ -1,8 +1,8 @@
-"""Bytes per key, as tracemalloc counts them; the keys themselves exist before.
+"""Bytes per key, measured with tracemalloc, without the keys themselves.
 
-A token bucket and a fixed window have one unit taken of each key. A sliding window has been hit in ten of its 60
-buckets, in faked time; peers get the same ten hits, with a quarter of the keys to save minutes: dicts grow by doubling,
-so a quarter of the keys fills them alike and takes as many bytes per key.
+In token buckets and fixed windows, one unit of each key is taken. Sliding windows are hit in ten of their 60 buckets, in
+faked time. Peers get the same ten hits but, to save time, only a quarter of the keys: dicts grow by doubling, so they are as
+full, and take as many bytes per key, with a quarter of the keys.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _count(name: str, kind: str, keys: int) -> float:
 def _bytes_per_key(build: Build, kind: str, keys: list[str]) -> float:
     clock = FakeTime(EPOCH)
     task = Task((Rule(kind, 1000),), keys=len(keys), clock=clock)
-    build(task).close()  # so that imports are not counted
+    build(task).close()  # imports now, so that they are not counted
     with clock.patched():
         gc.collect()
         tracemalloc.start()

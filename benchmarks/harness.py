@@ -1,11 +1,10 @@
-"""What every benchmark shares: interleaved rounds, medians, tables, targets and JSON.
-
-How to think about it:
+"""Common code of the benchmarks: interleaved rounds, medians, tables, targets and JSON.
 
 * A *runner* is a function without arguments that takes one sample and returns one number. `interleave` calls every
-  runner once per round, and starts each round with another one, so that a slow period of the machine affects all alike.
-* Numbers are compared as the median of the ratios within each round, for the same reason.
-* A runner that cannot run is a result too: it stays in the table with its reason.
+  runner once per round, and starts each round with a different runner, so that slow periods of the machine affect all
+  runners equally.
+* For the same reason, contenders are compared by the median of the ratios within each round.
+* A contender that cannot run remains in the table, with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ U = TypeVar("U")
 
 
 class NotOfferedError(Exception):
-    """The contender has nothing that answers this question."""
+    """The contender does not support the measured task."""
 
 
 @dataclass
@@ -45,16 +44,16 @@ class Result:
 
     @property
     def median(self) -> float:
-        """The middle sample; not a number without samples."""
+        """The median of the samples; NaN without samples."""
         return statistics.median(self.samples) if self.samples else float("nan")
 
     @property
     def cell(self) -> str:
-        """The median for a table, or the first word of the trouble; `notes` has the rest."""
+        """The median for a table, or the reason up to the colon; `notes` shows the whole reason."""
         return self.trouble.partition(":")[0] or number(self.median)
 
     def times(self, other: Result) -> float:
-        """Return this one's number divided by the other's, as the median over the rounds."""
+        """Return the median over the rounds of the ratio of this result to another one."""
         if not (self.samples and other.samples):
             return float("nan")
         return statistics.median(
@@ -62,7 +61,7 @@ class Result:
         )
 
     def over(self, base: Result) -> Result:
-        """Return the difference to another one in each round."""
+        """Return the difference between this result and another one in each round."""
         if self.trouble or not base.samples:
             return self
         return Result([mine - its for mine, its in zip(self.samples, base.samples, strict=True)])
@@ -70,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound, and the worst that was measured."""
+    """A bound, and the worst measured value."""
 
     name: str
     bound: float
@@ -80,7 +79,7 @@ class Target:
 
     @property
     def verdict(self) -> str:
-        """Whether the bound holds, in words; a missing measurement does not count as reached."""
+        """`reached`, `NOT REACHED`, or `not measured` if a measurement is missing."""
         if self.measured != self.measured:
             return "not measured"
         reached = self.measured <= self.bound if self.at_most else self.measured >= self.bound
@@ -88,7 +87,7 @@ class Target:
 
 
 def worst_of(name: str, bound: float, ratios: Mapping[str, float], at_most: bool) -> Target:
-    """Return the target judged by its worst case; if a case is missing, it is not measured."""
+    """Return the target with the value of its worst case, or without a value if a case is missing."""
     missing = [case for case, ratio in ratios.items() if ratio != ratio]
     if missing:
         return Target(name, bound, float("nan"), at_most, f"missing: {missing[0]}")
@@ -98,13 +97,13 @@ def worst_of(name: str, bound: float, ratios: Mapping[str, float], at_most: bool
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work a run does."""
+    """The amount of work of a run."""
 
     rounds: int
     calls: int
     """Calls per sample."""
     keys: int
-    """What "many keys" means."""
+    """The number of keys if there are many."""
 
 
 FULL = Scale(rounds=9, calls=10_000, keys=100_000)
@@ -113,7 +112,7 @@ QUICK = Scale(rounds=3, calls=2_000, keys=10_000)
 
 @dataclass
 class Section:
-    """The outcome of one question."""
+    """The results of one table or group of tables."""
 
     name: str
     tables: list[str] = field(default_factory=list)
@@ -122,11 +121,11 @@ class Section:
 
 
 def main(name: str, description: str | None, run: Callable[[Scale], Iterable[Section]]) -> None:
-    """Run a module from the command line: print its tables and targets, write its results as JSON."""
+    """Run a module from the command line: print its tables and targets, and write its results as JSON."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a rough look: fewer keys, calls and rounds")
+    parser.add_argument("--quick", action="store_true", help="a rough result: fewer keys, calls and rounds")
     quick = parser.parse_args().quick
     sections = []
     for section in run(QUICK if quick else FULL):
@@ -147,7 +146,7 @@ def announce(title: str) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return why a contender is missing, in a few words."""
+    """Return a short reason why a contender is missing."""
     match error:
         case NotOfferedError():
             return str(error) or "not offered"
@@ -158,7 +157,7 @@ def describe(error: BaseException) -> str:
 
 
 def each(items: Mapping[str, T | Result], step: Callable[[T], U]) -> dict[str, U | Result]:
-    """Call a function with every item; an exception becomes the result with the reason."""
+    """Call a function with every item; replace an item by a result with the reason if the call raises."""
     done: dict[str, U | Result] = {}
     for name, item in items.items():
         if isinstance(item, Result):
@@ -166,13 +165,13 @@ def each(items: Mapping[str, T | Result], step: Callable[[T], U]) -> dict[str, U
             continue
         try:
             done[name] = step(item)
-        except Exception as error:  # noqa: BLE001  # whatever a peer raises is its result, shown in the table
+        except Exception as error:  # noqa: BLE001  # the error of a peer is shown in the table
             done[name] = Result(trouble=describe(error))
     return done
 
 
 def interleave(runners: Mapping[str, Runner | Result], rounds: int) -> dict[str, Result]:
-    """Sample every runner once per round, the garbage collector off, and return the results by name."""
+    """Sample every runner once per round, without garbage collection; return the results by name."""
     results = {name: runner if isinstance(runner, Result) else Result() for name, runner in runners.items()}
     names = list(runners)
     with no_collections():
@@ -192,7 +191,7 @@ def interleave(runners: Mapping[str, Runner | Result], rounds: int) -> dict[str,
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Switch the garbage collector off, for every contender alike."""
+    """Disable the garbage collector within a block."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -204,7 +203,7 @@ def no_collections() -> Iterator[None]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and its children up to now."""
+    """Return the CPU time that a process and its children have used."""
     used = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -215,12 +214,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def number(value: float, digits: int = 0) -> str:
-    """Return a number for a table, a dash for not a number."""
+    """Return a number for a table; a dash for NaN."""
     return "-" if value != value else f"{value:,.{digits}f}"
 
 
 def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an aligned table: the first column to the left, the rest to the right."""
+    """Return an aligned table: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:
@@ -232,7 +231,7 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def notes(*results: Mapping[str, Result]) -> list[str]:
-    """Return the lines below a table: why contenders are missing in it, each reason once."""
+    """Return the lines below a table: the reasons of missing contenders, without repetitions."""
     reasons = {
         f"{name}: {found.trouble}" for row in results for name, found in row.items() if ":" in found.trouble
     }
@@ -254,7 +253,7 @@ def _target_table(targets: Sequence[Target]) -> str:
 
 
 def write_json(name: str, content: Mapping[str, Any]) -> Path:
-    """Write the results of a run and return where."""
+    """Write the results of a run, and return the path of the file."""
     path = RESULTS / f"{name}.json"
     machine = {
         "python": platform.python_version(),

@@ -2,10 +2,10 @@
 
     python -m benchmarks.http [--quick]
 
-Every peer is set up for memory as its own documentation says; the address is above each. A request is a call of the ASGI or
-WSGI application without a server or a client, so that nothing but the application and the limit is timed. Costs are those
-over the same application without a limit, as the median of the differences within each round. Ours write all header
-fields; of the others only slowapi and flask-limiter can write some, and do.
+Every peer counts in memory and is configured as its documentation recommends; a comment names the page. A request is a call
+of the ASGI or WSGI application without a server or a client, so that only the application and the limit are measured. The
+cost of a limit is the difference to the same application without a limit: the median of the differences within each round.
+Headgate writes all header fields; of the others only slowapi and flask-limiter can write some of them, and do so here.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ BARE = "no limit"
 FLOOR = "floor: empty dependency"
 PLENTY = 1_000_000_000
 TIMES_LESS = {"Starlette": 2.0, "FastAPI": 1.0, "Flask": 3.0, "Django": 3.0}
-"""How many times as much as ours the best peer must add, at least. In FastAPI most of both is its own dependencies."""
+"""Minimum ratio of the cost of the best peer to the cost of Headgate. In FastAPI its dependencies dominate both costs."""
 
 Build = Callable[[int], Any]
-"""Returns an application that admits this many requests per hour; one without a limit ignores the number."""
-Ask = Callable[[Any, int, list[int]], float]
-"""Sends requests to an application, adds their statuses to a list, and returns CPU microseconds per request."""
+"""Builds an application that admits a number of requests per hour; an application without a limit ignores the number."""
+Send = Callable[[Any, int, list[int]], float]
+"""Sends requests to an application, appends their statuses to a list, and returns CPU microseconds per request."""
 
 
 # --- Starlette --------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def starlette(**arguments: Any) -> Any:
 
 
 def starlette_headgate(limit: int) -> Any:
-    """Build ours, with all fields."""
+    """Build Headgate, with all fields."""
     from headgate.http.asgi import RateLimitMiddleware
 
     return RateLimitMiddleware(starlette(), f"{limit}/hour")
@@ -104,7 +104,7 @@ class Initialised:
 
 
 def fastapi(dependency: Any = None) -> Any:
-    """Build the application, its route with a dependency."""
+    """Build the application; its route may have a dependency."""
     from fastapi import Depends, FastAPI
 
     app = FastAPI()
@@ -125,7 +125,7 @@ def fastapi_floor(limit: int) -> Any:
 
 
 def fastapi_headgate(limit: int) -> Any:
-    """Build ours, with all fields on every response."""
+    """Build Headgate, with all fields on every response."""
     from headgate.http.fastapi import install
     from headgate.http.fastapi import limit as limit_to
 
@@ -145,7 +145,7 @@ def fastapi_traffik(limit: int) -> Any:
     return Initialised(fastapi(throttle), backend)
 
 
-# https://throttled-py.readthedocs.io: it has nothing for FastAPI; this is the dependency that one would write.
+# https://throttled-py.readthedocs.io: it does not support FastAPI; this is the dependency that a user would write.
 def fastapi_throttled(limit: int) -> Any:
     """Build throttled-py as a dependency."""
     import throttled.asyncio as package
@@ -162,11 +162,11 @@ def fastapi_throttled(limit: int) -> Any:
         if result.limited:
             raise HTTPException(429)
 
-    limited.__annotations__["request"] = Request  # FastAPI would look for the name in this module
+    limited.__annotations__["request"] = Request  # FastAPI would resolve the name in this module
     return fastapi(limited)
 
 
-# https://slowapi.readthedocs.io, "Quick start": a decorator, `request` and `response` among the arguments.
+# https://slowapi.readthedocs.io, "Quick start": a decorator, with `request` and `response` as arguments.
 def fastapi_slowapi(limit: int) -> Any:
     """Build slowapi as a decorator, with its fields."""
     from fastapi import FastAPI, Request, Response
@@ -191,7 +191,7 @@ def fastapi_slowapi(limit: int) -> Any:
 
 
 def flask(install: Callable[[Any, Callable[[], str]], Callable[[], str]] = lambda app, view: view) -> Any:
-    """Build the application; a function may put a limit around its view."""
+    """Build the application; a function may wrap its view in a limit."""
     from flask import Flask
 
     app = Flask("benchmark")
@@ -204,7 +204,7 @@ def flask(install: Callable[[Any, Callable[[], str]], Callable[[], str]] = lambd
 
 
 def flask_headgate(limit: int) -> Any:
-    """Build ours, with all fields."""
+    """Build Headgate, with all fields."""
     from headgate.http.flask import install
     from headgate.http.flask import limit as limit_to
 
@@ -215,7 +215,7 @@ def flask_headgate(limit: int) -> Any:
     return flask(limited)
 
 
-# https://flask-limiter.readthedocs.io, "Quick start": a decorator; fields are off unless asked for.
+# https://flask-limiter.readthedocs.io, "Quick start": a decorator; fields are off by default.
 def flask_limiter(limit: int) -> Any:
     """Build flask-limiter, with its fields."""
     from flask_limiter import Limiter
@@ -232,7 +232,7 @@ def flask_limiter(limit: int) -> Any:
 
 
 def configure_django() -> None:
-    """Give Django the settings that all sites share; its cache is in memory by default."""
+    """Configure Django for all sites; its cache is in memory by default."""
     import django
     from django.conf import settings
 
@@ -259,14 +259,14 @@ def django_site(view: Any) -> Any:
 
 
 def hello(request: Any) -> Any:
-    """Answer as a view does that has nothing to do."""
+    """Return a response: a minimal view."""
     from django.http import HttpResponse
 
     return HttpResponse("hello")
 
 
 def django_headgate(limit: int) -> Any:
-    """Build ours, with all fields."""
+    """Build Headgate, with all fields."""
     from headgate.http.django import limit as limit_to
 
     return django_site(limit_to(f"{limit}/hour")(hello))
@@ -341,8 +341,8 @@ ENVIRON: dict[str, Any] = {
 }
 
 
-async def ask_asgi(app: Any, calls: int, statuses: list[int]) -> float:
-    """Send requests, add their statuses to a list, and return CPU microseconds per request."""
+async def send_asgi(app: Any, calls: int, statuses: list[int]) -> float:
+    """Send requests to an ASGI application; see `Send`."""
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -358,8 +358,8 @@ async def ask_asgi(app: Any, calls: int, statuses: list[int]) -> float:
     return (time.thread_time_ns() - start) / calls / 1000
 
 
-def ask_wsgi(app: Any, calls: int, statuses: list[int]) -> float:
-    """Do the same with a WSGI application."""
+def send_wsgi(app: Any, calls: int, statuses: list[int]) -> float:
+    """Send requests to a WSGI application; see `Send`."""
 
     def start_response(status: str, headers: Any, *error: Any) -> Any:
         statuses.append(int(status[:3]))
@@ -375,17 +375,17 @@ def ask_wsgi(app: Any, calls: int, statuses: list[int]) -> float:
     return (time.thread_time_ns() - start) / calls / 1000
 
 
-def measure(framework: str, builds: Mapping[str, Build], decide: Ask, calls: int, rounds: int) -> Section:
-    """Return what each contender adds to a request that is admitted."""
+def measure(framework: str, builds: Mapping[str, Build], send: Send, calls: int, rounds: int) -> Section:
+    """Measure the CPU time that each contender adds to an admitted request."""
     announce(f"a limit in {framework}")
 
     def prepare(item: tuple[str, Build]) -> Runner:
         name, build = item
         strict: list[int] = []
-        decide(build(1), 2, strict)
+        send(build(1), 2, strict)
         if name not in (BARE, FLOOR) and strict not in ([200, 429], [200, 403]):
-            raise RuntimeError(f"answered {strict} where the second should be refused")
-        return partial(_sample, decide, build(PLENTY), calls)
+            raise RuntimeError(f"the statuses are {strict}, but the second request should be refused")
+        return partial(_sample, send, build(PLENTY), calls)
 
     results = interleave(each({name: (name, build) for name, build in builds.items()}, prepare), rounds)
     added = {name: result.over(results[BARE]) for name, result in results.items()}
@@ -401,11 +401,11 @@ def measure(framework: str, builds: Mapping[str, Build], decide: Ask, calls: int
     )
 
 
-def _sample(decide: Ask, app: Any, calls: int) -> float:
+def _sample(send: Send, app: Any, calls: int) -> float:
     statuses: list[int] = []
-    taken = decide(app, calls, statuses)
+    taken = send(app, calls, statuses)
     if set(statuses) != {200}:
-        raise RuntimeError(f"answered {set(statuses)}")
+        raise RuntimeError(f"the statuses are {set(statuses)}, but all requests should be admitted")
     return taken
 
 
@@ -414,10 +414,10 @@ def run(scale: Scale) -> Iterator[Section]:
     with asyncio.Runner() as loop:
         for name, builds in ASGI.items():
             calls = scale.calls // 10
-            yield measure(name, builds, lambda *args: loop.run(ask_asgi(*args)), calls, 3 * scale.rounds)
+            yield measure(name, builds, lambda *args: loop.run(send_asgi(*args)), calls, 3 * scale.rounds)
     configure_django()
     for name, builds in WSGI.items():
-        yield measure(name, builds, ask_wsgi, scale.calls // 10, 3 * scale.rounds)
+        yield measure(name, builds, send_wsgi, scale.calls // 10, 3 * scale.rounds)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.leases [--quick]
     python -m benchmarks.leases kills [decisions]
 
-The second command makes real decisions in processes that it kills, stops and continues, and compares every period with the
-limit. It ends after the given number of decisions, by default 10,000,000.
+The second command makes real decisions in processes that it kills, stops and continues, and compares the admissions in every
+period with the limit. It ends after the given number of decisions, by default 10,000,000.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKERS = 4
 PERIOD = 10
 LIMIT = 300_000
 LONGEST = 3_600_000
-"""Milliseconds that the record of a run with kills has room for."""
+"""Maximum duration of a run with kills, in milliseconds."""
 
 _fork = multiprocessing.get_context("fork")
 
@@ -71,7 +71,7 @@ def _speed(scale: Scale, url: str) -> Section:
 
 
 def _rate(limiter: Limiter, calls: int) -> float:
-    """Return calls per second of CPU time; the waits for the store depend on its calls, which are counted below."""
+    """Return calls per second of CPU time, without the waits for the store; `_store_calls` counts the calls of the store."""
     hit = limiter.hit
     start = time.thread_time()
     for _ in range(calls):
@@ -111,8 +111,8 @@ def _store_calls(scale: Scale, url: str) -> Section:
 class Record:
     """Admissions of a process per millisecond, in memory that outlives it.
 
-    An admission counts only if the millisecond is the same before and after the call: a process that is stopped in a call
-    does not know when it was admitted. So no count is too early or too late.
+    An admission is recorded only if the millisecond is the same before and after the call, because the time of an admission
+    is unknown if the process was stopped during the call.
     """
 
     def __init__(self, start: float) -> None:

@@ -1,13 +1,12 @@
-"""Calls of a model provider from several processes: refusals, and the share of the quota that is used.
+"""Calls of a model provider from several processes: refusals, and the used share of the quota.
 
     python -m benchmarks.llm [headgate langchain litellm litellm-enforced none] [--outside] [--seconds 90] [--period 20]
 
 A local server enforces requests and tokens per period, requests per day and calls in progress, with the headers of a real
 provider. Each process runs tasks that make one call after another, so that demand is always above the quota. The usage
-is 0.2 to 3 times the estimate, one call of 20 is a stream that is abandoned, and one process is killed in the middle. The
-budget counts in Redis. The other limiters are in `llm_limiters.py`. With `--outside`, another client of the same account
-spends about a tenth of its tokens, and no limiter sees these calls. LiteLLM counts by the minute: compare it with
-`--period 60`.
+is 0.2 to 3 times the estimate, one call of 20 is an abandoned stream, and one process is killed halfway through. The budget
+counts in Redis. The other limiters are in `llm_limiters.py`. With `--outside`, an additional client without a limiter uses
+about a tenth of the account's tokens. LiteLLM counts per minute: compare it with `--period 60`.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ async def work(ask: Ask, random_: random.Random, outcomes: Outcomes, ends: float
 
 
 async def process(arguments: list[str]) -> None:
-    """Run one process of callers: print a line when it is ready, start at a line of input, and print the outcomes."""
+    """Run one process of callers: print a line when ready, start after a line of input, and print the outcomes."""
     limiter, store, url, account, processes, tasks, seconds, seed = arguments
     outcomes = Outcomes()
     async with asking(limiter, store, url, Account(**json.loads(account)), int(processes)) as ask:
@@ -130,13 +129,13 @@ def measure(
             for caller in callers:
                 _pipe(caller.stdin).write(b"\n")
                 _pipe(caller.stdin).flush()
-            warm_up = min(account.period * 2.5, seconds / 2)  # until the capacity at the start is used up
+            warm_up = min(account.period * 2.5, seconds / 2)  # until the initial capacity is used up
             time.sleep(warm_up)
             first, started = httpx.get(f"{url}/figures", timeout=60).json(), time.monotonic()
             if kills:
                 time.sleep((seconds - warm_up) / 2)
                 callers[-1].send_signal(signal.SIGKILL)
-            # The last part is left out, in which the tasks end.
+            # Do not measure the last seconds, in which the tasks end.
             time.sleep(max(0.0, seconds - warm_up - 3 - (time.monotonic() - started)))
             with Limiter(*budget_rules(account), name="provider", store=redis.url) as counts:
                 left = {result.name: result.remaining for result in counts.check(MODEL, 0).results}
@@ -146,7 +145,7 @@ def measure(
         finally:
             for child in (provider, *callers):
                 child.kill()
-                with child:  # waits, and closes its pipes
+                with child:  # waits for its end, and closes its pipes
                     pass
     found = [json.loads(output) for output in outputs if output]
     others = [found.pop(0)] if outside else []
@@ -177,7 +176,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def used_share(unit: str, refilled: float, first: dict[str, Any], last: dict[str, Any]) -> float:
-    """Return the used share of the units that were refilled, or left over from before."""
+    """Return the used share of the units that were refilled or left at the beginning."""
     left_over = max(0.0, first[f"{unit} left"] - last[f"{unit} left"])
     share: float = (last[unit] - first[unit]) / (refilled + left_over)
     return share

@@ -1,6 +1,7 @@
-"""The limiters that `benchmarks.llm` compares, each as a client that makes one call of the provider.
+"""The limiters that `benchmarks.llm` compares, each as a function that makes one call of the provider.
 
-LangChain's and LiteLLM's limiters are set up as their documentation says. Their packages are in the extra `adapters`.
+LangChain's and LiteLLM's limiters are configured as their documentation recommends. Their packages are in the extra
+`adapters`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from headgate.llm.httpx import AsyncBudgetTransport
 
 MODEL = "m"
 MARGIN = 0.995
-"""The share of the provider's rate that the budget has."""
+"""The rate of the budget, as a share of the provider's rate."""
 
 BURST = 0.8
-"""The share of the provider's capacity that the budget has. The rest is for usage that the budget does not know yet."""
+"""The burst of the budget, as a share of the provider's capacity. The rest is for usage that is not yet settled."""
 
 PATH = "/v1/chat/completions"
 
@@ -39,7 +40,7 @@ class Account:
     Attributes:
         requests: Requests per period.
         tokens: Tokens per period.
-        period: The period in seconds. Real providers have 60; a shorter one makes the measurement shorter.
+        period: The period in seconds. Real providers use 60 seconds; a shorter period shortens the measurement.
         per_day: Requests per day.
         in_flight: Calls in progress.
     """
@@ -66,7 +67,7 @@ def budget_rules(account: Account) -> tuple[Rule, ...]:
 
 @asynccontextmanager
 async def asking(limiter: str, store: str, url: str, account: Account, processes: int) -> AsyncIterator[Ask]:
-    """Open a client, limited by one of the limiters."""
+    """Yield a function that makes a call, limited by one of the limiters."""
     if limiter.startswith("litellm"):
         yield _litellm(store, url, account, is_enforced=limiter == "litellm-enforced")
         return
@@ -92,7 +93,7 @@ async def asking(limiter: str, store: str, url: str, account: Account, processes
 
 
 def _acquire(limiter: str, account: Account, processes: int) -> Callable[[], Awaitable[object]]:
-    """Return a function that waits for a call."""
+    """Return a function that waits until a call may be made."""
     if limiter == "langchain":  # counts requests in one process
         from langchain_core.rate_limiters import InMemoryRateLimiter
 
@@ -101,16 +102,16 @@ def _acquire(limiter: str, account: Account, processes: int) -> Callable[[], Awa
             requests_per_second=share, check_every_n_seconds=0.05, max_bucket_size=share
         )
         return lambda: own.aacquire()
-    # Four tasks of the client outside, whose calls need a second on average, use about a tenth of the tokens.
+    # Four tasks of the additional client, with calls of one second on average, use about a tenth of the tokens.
     pauses = {"none": 0.0, "outside": max(0.0, 4 * 280 * account.period / (account.tokens / 10) - 1)}
     return lambda: asyncio.sleep(pauses[limiter])
 
 
 def _litellm(store: str, url: str, account: Account, is_enforced: bool) -> Ask:
-    """Return a client with LiteLLM's router.
+    """Return a function that makes a call through LiteLLM's router.
 
-    The router counts requests and tokens of a clock minute in Redis, and raises when the minute is full. It does not
-    wait for the next one, so that the client does, and tries again in its first five seconds.
+    The router counts requests and tokens of a clock minute in Redis, and raises when the minute is full. It does not wait,
+    so this function retries within the first five seconds of the next minute.
 
     Args:
         is_enforced: Use the check `enforce_model_rate_limits` instead of the usage-based routing.
@@ -131,7 +132,7 @@ def _litellm(store: str, url: str, account: Account, is_enforced: bool) -> Ask:
         model_list=[{"model_name": MODEL, "litellm_params": model, "model_info": {"id": "1"}}],
         redis_host=host,
         redis_port=int(port),
-        cache_kwargs={"max_connections": 1000},  # the 50 of the default are too few for 50 tasks that wait
+        cache_kwargs={"max_connections": 1000},  # the default of 50 is too low for 50 waiting tasks
         num_retries=0,
         timeout=120,
         **chosen,

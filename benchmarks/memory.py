@@ -1,12 +1,13 @@
-"""Decisions in memory beside a hand-written floor and the other limiters: CPU time of one call, bytes per key, exactness.
+"""Decisions in memory, of a hand-written floor, other limiters and Headgate: CPU time of one call, bytes per key,
+exactness.
 
     python -m benchmarks.memory [--quick]
 
-A *shape* is a way to use a limiter: which rules it has, how it is called, and whether it admits. Every shape is measured
-with one key and with a thousand. States stay alive from round to round; one shape has new keys only.
+A *shape* is a way to use a limiter: its rules, the called method, and whether it admits. Every shape is measured with one
+key and with a thousand keys. States do not expire between rounds; one shape has new keys only.
 
-CPU time is that of the calling thread: other processes do not disturb it, and clean-up threads of a contender are not
-charged to anybody.
+CPU time is the time of the calling thread: other processes do not affect it, and clean-up threads of a contender are not
+included.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ from benchmarks.harness import (
     table,
     worst_of,
 )
-from benchmarks.plain import OURS, Here, There, check_build, compiled, plain
+from benchmarks.plain import OURS, LocalObject, RemoteObject, check_build, compiled, plain
 
 MANY = 1000
 SECONDS_APART = 1.05
-"""A window of a minute has buckets of a second: two fills so far apart leave a bucket besides the newest."""
+"""Seconds between two fills. A window of a minute has buckets of a second, so the first fill is not in the newest bucket."""
 PREPARATION_SECONDS = 15
-"""Seconds to prepare and sample a full sliding window; counters of two windows must not roll over before the end."""
+"""Seconds to prepare and sample a full sliding window, during which peers with counters must not change windows."""
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 LOTS, FEW = 0, 10
-"""Limits: a high one, chosen by the number of keys, and a low one, which is used up."""
+"""Limits: `LOTS` is replaced by a high limit that depends on the number of keys; `FEW` is used up."""
 ASYNC = "async"
 TIMES_LIMITS = {"one rule": 5.0, "two rules": 7.0}
-"""How many times the CPU time of Headgate limits must take, at least, for every shape of a group."""
+"""Minimum ratio of the CPU time of the package limits to that of Headgate, for every shape of a group."""
 ASYNC_OVER_SYNC = 2.0
 
 Found = Mapping[str, Mapping[str, Result]]
@@ -76,7 +77,7 @@ class Shape:
     new_keys: bool = False
 
     def sized(self, keys: int) -> Shape:
-        """Return the same with this many keys, and limits that keep every state alive between two rounds."""
+        """Return the same shape with this number of keys, and limits with which no state expires between two rounds."""
         lots = 1_000_000 if keys == 1 or self.new_keys else 10_000
         rules = tuple(
             replace(rule, limit=rule.limit or (1 + i) * lots) for i, rule in enumerate(self.task.rules)
@@ -110,7 +111,7 @@ def _shapes() -> Iterator[Shape]:
     yield Shape("three scoped rules", Task(scoped), "three rules")
     yield Shape("check of a token_bucket", Task((rule(bucket),), "check"), "check")
     yield Shape("hold of a token_bucket, released", Task((rule(bucket),), "hold"), "hold")
-    fast = Rule("token_bucket", LOTS, HOUR)  # a unit lasts 3.6 ms: while new keys come, the old ones expire
+    fast = Rule("token_bucket", LOTS, HOUR)  # a unit expires after 3.6 ms, so old keys expire during a sample
     yield Shape("token_bucket, new keys all the time", Task((fast,)), "new keys", new_keys=True)
 
 
@@ -125,7 +126,7 @@ WITH_ASYNC: dict[str, Build] = {
 
 
 def run(scale: Scale) -> Iterator[Section]:
-    """Measure calls, awaited calls, long logs, bytes per key, and how many a sliding window admits."""
+    """Measure calls, awaited calls, long logs, bytes per key, and the admissions of a sliding window."""
     found = {shape.name: _measure(shape, CONTENDERS, scale) for shape in SHAPES}
     yield _calls(found)
     yield _awaited_calls({shape.name: _measure(shape, WITH_ASYNC, scale) for shape in AWAITED})
@@ -134,7 +135,7 @@ def run(scale: Scale) -> Iterator[Section]:
     yield overshoot.measure(scale)
 
 
-class Trial(Here):
+class Trial(LocalObject):
     """One contender with one shape."""
 
     def __init__(self, build: Build, shape: Shape, calls: int) -> None:
@@ -148,15 +149,15 @@ class Trial(Here):
         self.keys = (self.own * (calls // len(names) + 1))[:calls]
 
     def fill(self) -> None:
-        """Take a unit of each key, or half of all that there are."""
+        """Take one unit of each key, or half of its limit for a refused shape."""
         take = self.driver.fill or self.driver.hit
         self.loop.run(_call_all(take, self.own * (FEW // 2 if self.shape.task.refused else 1)))
 
     def verify(self) -> None:
-        """Check that calls are admitted or refused as the shape needs it."""
+        """Check that calls are admitted or refused as the shape requires."""
         answer, refused = self.loop.run(_call_all(self.driver.hit, self.own[:1])), self.shape.task.refused
         if self.driver.allowed(answer) is refused:
-            raise RuntimeError(f"answered {answer} where it should {'refuse' if refused else 'admit'}")
+            raise RuntimeError(f"answered {answer}, but it should {'refuse' if refused else 'admit'}")
 
     def sample(self) -> float:
         """Return CPU nanoseconds per call."""
@@ -198,25 +199,25 @@ def _measure(shape: Shape, contenders: Mapping[str, Build], scale: Scale) -> dic
     if shape.slides and shape.task.refused:
         _await_room_in_window()
 
-    def make(contender: tuple[str, Build]) -> Here:
+    def make(contender: tuple[str, Build]) -> LocalObject:
         name, build = contender
-        args = (build, shape, scale.calls // 2)  # more rounds than usual, each of them shorter
-        return There(name, Trial, *args) if name.startswith(PLAIN) else Trial(*args)
+        args = (build, shape, scale.calls // 2)  # three times as many rounds as usual, but shorter
+        return RemoteObject(name, Trial, *args) if name.startswith(PLAIN) else Trial(*args)
 
     trials = _after("fill", each({name: (name, build) for name, build in contenders.items()}, make))
     if shape.slides:
         time.sleep(SECONDS_APART)
     trials = _after("verify", _after("fill", trials))
-    results = interleave(each(trials, lambda trial: partial(trial.decide, "sample")), 3 * scale.rounds)
+    results = interleave(each(trials, lambda trial: partial(trial.call, "sample")), 3 * scale.rounds)
     _after("close", trials)
     return results
 
 
-def _after(method: str, trials: Mapping[str, Here | Result]) -> dict[str, Here | Result]:
-    """Return the trials after a call of a method of each of them."""
+def _after(method: str, trials: Mapping[str, LocalObject | Result]) -> dict[str, LocalObject | Result]:
+    """Call a method of each trial, and return the trials."""
 
-    def take(trial: Here) -> Here:
-        trial.decide(method)
+    def take(trial: LocalObject) -> LocalObject:
+        trial.call(method)
         return trial
 
     return each(trials, take)
@@ -242,7 +243,7 @@ def _calls(found: Found) -> Section:
     return Section(
         "decisions",
         [
-            _times("CPU ns per call; limits has no token bucket, its fixed window stands in", found),
+            _times("CPU ns per call; limits has no token bucket: its fixed window replaces it", found),
             table("The same as ratios", headers, rows),
             *notes(*found.values()),
         ],
@@ -293,8 +294,8 @@ LENGTHS = (1_000, 10_000, 100_000)
 STEP_NS = 1_000_000
 
 
-class FullLog(Here):
-    """A limiter with a full log, whose clock advances by a millisecond whenever it is read."""
+class FullLog(LocalObject):
+    """A limiter with a full log, and a clock that advances by a millisecond on every reading."""
 
     def __init__(self, is_compiled: bool, length: int, steps: int) -> None:
         from headgate import Limiter, sliding_log
@@ -307,7 +308,7 @@ class FullLog(Here):
         _time_calls(self.hit, ["user:0"] * (length + 1))
         decision = self.hit("user:0")
         if not decision or decision.remaining:
-            raise RuntimeError(f"neither full nor in steady state: {decision}")
+            raise RuntimeError(f"the log is not full and in steady state: {decision}")
 
     def sample(self) -> float:
         """Return CPU nanoseconds per step."""
@@ -316,13 +317,13 @@ class FullLog(Here):
 
 def _logs(scale: Scale) -> Section:
     announce("a full sliding log in steady state")
-    makers: dict[str, Callable[[], Here]] = {}
+    makers: dict[str, Callable[[], LocalObject]] = {}
     for length in LENGTHS:
         makers[f"{HEADGATE}: {length:,}"] = partial(FullLog, True, length, scale.calls // 2)
-        there = f"{PLAIN}: {length:,}"
-        makers[there] = partial(There, there, FullLog, False, length, scale.calls // 2)
+        name = f"{PLAIN}: {length:,}"
+        makers[name] = partial(RemoteObject, name, FullLog, False, length, scale.calls // 2)
     logs = each(makers, lambda make: make())
-    found = interleave(each(logs, lambda log: partial(log.decide, "sample")), 3 * scale.rounds)
+    found = interleave(each(logs, lambda log: partial(log.call, "sample")), 3 * scale.rounds)
     shortest, longest = (f"{length:,}" for length in (LENGTHS[0], LENGTHS[-1]))
     growth = {name: found[f"{name}: {longest}"].times(found[f"{name}: {shortest}"]) for name in OURS}
     rows = [

@@ -1,6 +1,6 @@
-"""Decisions a second on a server over loopback, of one caller, of many threads and of many tasks in one process.
+"""Decisions per second on a server over loopback, of one caller, of many threads and of many tasks in one process.
 
-Rates are by the wall clock; beside them is the CPU time of this process for each decision. Rounds are interleaved.
+Rates are measured in wall-clock time; the tables also contain the CPU time of this process per decision.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LIMIT = 1_000_000_000
 
 
 class Caller(NamedTuple):
-    """A contender on the server."""
+    """A contender with a connection to the server."""
 
     hit: Callable[[str], Any]
-    """Takes a key; for tasks, returns something to await."""
+    """Takes a key; returns an awaitable for tasks."""
     close: Callable[[], Any] = lambda: None
 
 
@@ -47,20 +47,20 @@ class Measured(NamedTuple):
     section: Section
 
     def require(self, name: str, bound: float, floor: str) -> None:
-        """Add a target: the rate of our slowest single rule divided by that of another contender."""
+        """Add a target: the rate of Headgate's slowest single rule divided by the rate of another contender."""
         ratios = {kind: self.rates[OURS[kind]].times(self.rates[floor]) for kind in KINDS}
         slowest = min(ratios, key=lambda kind: ratios[kind])
         target = Target(f"{name} ÷ {floor}", bound, ratios[slowest], at_most=False, where=slowest)
         self.section.targets.append(target)
 
     def best(self, *prefixes: str) -> str:
-        """Return the quickest contender whose name begins with one of the prefixes."""
+        """Return the fastest contender whose name begins with one of the prefixes."""
         names = [name for name in self.rates if name.startswith(prefixes)]
         return max(names, key=lambda name: self.rates[name].median if self.rates[name].samples else 0)
 
 
 def rules(kind: str) -> list[Any]:
-    """Return rules that never refuse while they are measured."""
+    """Return rules that never refuse during the measurement."""
     import headgate as package
 
     made = {
@@ -166,7 +166,7 @@ def _measure(
 ) -> Measured:
     announce(title)
     callers = each(builds, build)
-    each(callers, work)  # connections are open, scripts and keys exist
+    each(callers, work)  # opens connections, loads scripts and creates keys
     cpu = {name: Result() for name in callers}
 
     def sample(name: str, caller: Caller) -> float:

@@ -1,7 +1,7 @@
-"""How many a sliding window admits in the worst span as long as its period, divided by the limit.
+"""The highest number of admissions of a sliding window in any span of one period, divided by the limit.
 
-The trace is the worst one for counters of two windows: a full burst somewhere in a window, then as much as is admitted,
-as early as possible, for three periods. Several places of the burst are tried; the worst counts. Time is faked.
+The trace is the worst case for algorithms with counters of two windows: a full burst at some time of a window, then as many
+hits as are admitted, as early as possible, for three periods. Several times of the burst are tried. Time is faked.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LIMIT, PERIOD = 100, 60
 EPOCH = 1_700_000_040.0
 """The start of a window: a multiple of the period."""
 BURSTS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
-"""Where in the window the trace begins."""
+"""Times of the burst in the window, as shares of the period."""
 STEP = PERIOD / 997
-"""Between two tries; no multiple of anybody's bucket."""
+"""Seconds between two series of hits. It is not a multiple of any contender's bucket."""
 
 
 def measure(scale: Scale) -> Section:

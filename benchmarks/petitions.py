@@ -2,9 +2,9 @@
 
     python -m benchmarks.petitions [--quick]
 
-The table has a million counters of 100,000 submitters, ten minutes each, all within the window. Both statements take
-turns, each with its own round trip, so a busy machine disturbs both alike: a check adds the difference of the same
-percentile. The document allows 10 ms.
+The table has a million counters: ten minutes for each of 100,000 submitters, all within the window. Both statements
+alternate, so that a busy machine affects both equally. The cost of a check is the difference of the 99th percentiles; the
+contract of the service allows 10 ms.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def _measure(url: str, submitters: int, calls: int) -> dict[str, list[floa
             for name, call in subjects.items():
                 started = time.perf_counter()
                 await call(submitter)
-                if i >= WARM_UP:  # statements are prepared, caches are warm
+                if i >= WARM_UP:  # now statements are prepared and caches are warm
                     samples[name].append((time.perf_counter() - started) * 1000)
     finally:
         await database.aclose()

@@ -1,7 +1,7 @@
-"""A second process in which Headgate is plain Python, so that one run compares it with the compiled one.
+"""A second process in which Headgate is plain Python, so that one run compares it with the compiled Headgate.
 
-Objects are made there, and their methods called, by name. They take turns with those of this process: the caller waits for
-every answer.
+The caller creates objects there, calls their methods by name, and waits for every result, so only one process works at a
+time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.harness import HEADGATE, NotOfferedError
 
 T = TypeVar("T")
 
-_made: dict[str, Here] = {}
-"""The objects of the second process."""
+_made: dict[str, LocalObject] = {}
+"""The objects of the second process, by name."""
 
 
 def run_there(function: Callable[..., T], *args: Any) -> T:
@@ -36,32 +36,32 @@ def _choose_plain() -> None:
     os.environ["HEADGATE_PURE"] = "1"
 
 
-class Here:
-    """An object whose methods are called by name, so that it may be in either process."""
+class LocalObject:
+    """An object whose methods are called by name, like those of a `RemoteObject`."""
 
-    def decide(self, method: str) -> Any:
+    def call(self, method: str) -> Any:
         """Call a method without arguments and return its result."""
         return getattr(self, method)()
 
 
-class There(Here):
-    """An object in the second process; another one with the same name replaces it."""
+class RemoteObject(LocalObject):
+    """An object in the second process; a new object with the same name replaces it."""
 
-    def __init__(self, name: str, make: Callable[..., Here], *args: Any) -> None:
+    def __init__(self, name: str, make: Callable[..., LocalObject], *args: Any) -> None:
         self.name = name
         run_there(_make, name, make, *args)
 
-    def decide(self, method: str) -> Any:
+    def call(self, method: str) -> Any:
         """Call a method of the object in the second process and return its result."""
-        return run_there(_decide, self.name, method)
+        return run_there(_call, self.name, method)
 
 
-def _make(name: str, make: Callable[..., Here], *args: Any) -> None:
+def _make(name: str, make: Callable[..., LocalObject], *args: Any) -> None:
     _made[name] = make(*args)
 
 
-def _decide(name: str, method: str) -> Any:
-    return _made[name].decide(method)
+def _call(name: str, method: str) -> Any:
+    return _made[name].call(method)
 
 
 def compiled(task: Task, build: Build = headgate) -> Driver:
@@ -77,7 +77,7 @@ def plain(task: Task, build: Build = headgate) -> Driver:
 
 
 def check_build(*, compiled: bool) -> None:
-    """Raise `NotOfferedError` if Headgate in this process is not the build that should be measured."""
+    """Raise `NotOfferedError` if Headgate in this process is not the build to measure."""
     from headgate.stores import counters
 
     if str(counters.__file__).endswith(".py") is compiled:

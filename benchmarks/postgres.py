@@ -1,16 +1,14 @@
-"""Decisions a second on a PostgreSQL server over loopback.
+"""Decisions per second on a PostgreSQL server over loopback.
 
     python -m benchmarks.postgres [--quick]
 
-The floors are a careful user's code without a library: one prepared upsert of a counter per decision, on one
-connection from one thread, and over a pool of 32 connections from many threads and tasks, with psycopg and with asyncpg.
-They keep no time, refuse nobody and answer with a number. Every contender goes through 1,000 keys, all of which exist before
-it begins, and nobody is ever refused.
+The floors are hand-written code without a library: one prepared upsert of a counter per decision, on one connection from one
+thread, and over a pool of 32 connections from many threads and tasks, with psycopg and with asyncpg. They have no periods,
+never refuse, and return a number. Every contender uses the same 1,000 existing keys, and no call is refused.
 
 One thread is measured without and with waiting for the disk (`durable=True`).
 
-The server is the one that comes with `headgate[embedded]`, set up to wait for the disk, or the one named by
-HEADGATE_TEST_POSTGRES_URL.
+The server is the one from `headgate[embedded]`, configured to wait for the disk, or the one at HEADGATE_TEST_POSTGRES_URL.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def run(scale: Scale) -> Iterator[Section]:
 
 @contextlib.contextmanager
 def database_url() -> Iterator[str]:
-    """Make an empty database with all tables for the length of a block, and give its address."""
+    """Create an empty database with all tables within a block, and yield its address."""
     with contextlib.ExitStack() as stack:
         given = os.environ.get("HEADGATE_TEST_POSTGRES_URL")
         if given is None:
@@ -115,7 +113,7 @@ def upsert_pool(url: str) -> Caller:
 
 
 async def upsert_pool_async(url: str) -> Caller:
-    """Build a floor of many tasks."""
+    """Build the floor of many tasks with psycopg."""
     from psycopg_pool import AsyncConnectionPool
 
     pool = AsyncConnectionPool(
@@ -136,7 +134,7 @@ async def upsert_pool_async(url: str) -> Caller:
 
 
 async def upsert_asyncpg_pool(url: str) -> Caller:
-    """Build the other floor of many tasks."""
+    """Build the floor of many tasks with asyncpg."""
     import asyncpg
 
     pool = await asyncpg.create_pool(
@@ -155,7 +153,7 @@ def _beside(
 
 
 def headgate(kind: str, url: str, durable: bool) -> Caller:
-    """Build ours."""
+    """Build Headgate."""
     from headgate import Limiter
 
     store = PostgresStore(url, durable=durable, deadline=60)
@@ -164,7 +162,7 @@ def headgate(kind: str, url: str, durable: bool) -> Caller:
 
 
 async def headgate_async(kind: str, url: str) -> Caller:
-    """Build ours for tasks."""
+    """Build Headgate for tasks."""
     from headgate import AsyncLimiter
 
     store = PostgresStore(url, deadline=60)

@@ -1,8 +1,8 @@
-"""A local server that plays a model provider: it enforces limits like the documented ones, and sends their headers.
+"""A local server that simulates a model provider: it enforces limits like those that providers document, with their headers.
 
-Requests and tokens are token buckets that refill continuously, as OpenAI and Anthropic document. A call is charged at
-its admission, with its maximum number of tokens, and at its end with its true usage. Calls in progress and requests per
-day are counted. It shares no code with Headgate, so that a mistake there does not hide here.
+Requests and tokens are token buckets that refill continuously, as OpenAI and Anthropic document. A call is charged with its
+maximum number of tokens when it is admitted, and with its actual usage when it ends. Calls in progress and requests per day
+are counted. The server shares no code with Headgate, so that it does not share its mistakes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Bucket:
-    """A number of units that refills continuously. It may fall below 0 when a call used more than was charged."""
+    """A number of units that refills continuously. It falls below 0 if a call uses more units than it was charged."""
 
     def __init__(self, limit: int, period: float, now: float) -> None:
         self.limit, self.period = limit, period
@@ -31,7 +31,7 @@ class Bucket:
         return self._level
 
     def take(self, units: int) -> None:
-        """Take units, or give them back if there are fewer than 0; call `left` before."""
+        """Take units, or return them if the number is negative; call `left` before."""
         self._level -= units
         self.used += units
 
@@ -43,7 +43,7 @@ class Limits:
     Attributes:
         requests: Requests per period.
         tokens: Tokens per period.
-        period: The period in seconds; one minute at the real providers.
+        period: The period in seconds; one minute at real providers.
         per_day: Requests per day.
         in_flight: Calls in progress.
     """
@@ -64,7 +64,7 @@ class Provider:
     Attributes:
         limits: The limits.
         now: Returns the time in seconds.
-        sleep: Sleeps, to play the time that a call needs.
+        sleep: Sleeps for the duration of a call.
         statuses: The number of responses by status.
     """
 
@@ -80,7 +80,7 @@ class Provider:
         self.refusals: Counter[str] = Counter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             return
         body = b""
@@ -107,7 +107,7 @@ class Provider:
         }
 
     def refused_by(self, most: int) -> str | None:
-        """Return the limit that refuses a call with at most this many tokens."""
+        """Return the limit that refuses a call with a maximum of `most` tokens, or None."""
         now = self.now()
         if self.requests.left(now) < 1:
             return "requests"

@@ -1,7 +1,7 @@
 """`python -m benchmarks.readme`: write the figures of README.md and docs/scale.md from the results of the last full runs.
 
-It measures nothing. The pages have the figures between two comments: README.md one sentence, docs/scale.md a table. A test
-compares them with the results.
+It measures nothing. Each page contains the figures between two comments: README.md as one sentence, docs/scale.md as a
+table. A test compares them with the results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def medians(results: Mapping[str, Any], suffix: str = "") -> dict[str, float]:
-    """Return the medians of the contenders that were measured, by name without the suffix."""
+    """Return the medians of the measured contenders, by name without the suffix."""
     return {
         name.removesuffix(suffix): statistics.median(result["samples"])
         for name, result in results.items()
@@ -39,7 +39,7 @@ def medians(results: Mapping[str, Any], suffix: str = "") -> dict[str, float]:
 
 
 def rows() -> dict[str, tuple[dict[str, float], Callable[[float], str]]]:
-    """Return the rows of the table, and how their numbers are written."""
+    """Return the rows of the table, each with the function that formats its numbers."""
     memory, http = read("memory"), read("http")
     decisions = memory["decisions"]
     return {

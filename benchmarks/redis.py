@@ -1,12 +1,12 @@
-"""Decisions a second on a Redis server over loopback.
+"""Decisions per second on a Redis server over loopback.
 
     python -m benchmarks.redis [--quick]
 
-The floor is a careful user's code without a library: redis-py and one EVALSHA of a GCRA script per decision. Every peer is
-set up as its documentation says, on the same server, with redis-py underneath; with asyncio, its pool is made large enough
-for all tasks.
+The floor is hand-written code without a library: redis-py and one EVALSHA of a GCRA script per decision. Every peer is
+configured as its documentation recommends, on the same server, with redis-py; for asyncio, its pool has a connection for
+each task.
 
-The server is the one that comes with `headgate[embedded]`, or the one named by HEADGATE_TEST_REDIS_URL, which is emptied.
+The server is the one from `headgate[embedded]`, or the one at HEADGATE_TEST_REDIS_URL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PEERS = ("limits", "throttled-py", "traffik")
 HOUR_US = 3600 * 1_000_000
 THREADS = 32
 TASKS = {64: 3.0, 256: 4.5}
-"""Numbers of tasks, and how many times the best peer's decisions ours must be."""
+"""Minimum ratio of Headgate's decisions to those of the best peer, by number of tasks."""
 MOST_CONNECTIONS = max(TASKS) + 1
 
 GCRA = """
@@ -62,7 +62,7 @@ def run(scale: Scale) -> Iterator[Section]:
 
 @contextlib.contextmanager
 def server_url() -> Iterator[str]:
-    """Start a server for the length of a block, and give its address."""
+    """Start a server within a block, and yield its address."""
     if given := os.environ.get("HEADGATE_TEST_REDIS_URL"):
         yield given
         return
@@ -91,7 +91,7 @@ async def evalsha_async(url: str) -> Caller:
 
 
 def headgate(kind: str, url: str) -> Caller:
-    """Build ours."""
+    """Build Headgate."""
     from headgate import Limiter
 
     limiter = Limiter(*rules(kind), name=f"bench {kind}", store=url, on_store_error="raise")
@@ -99,7 +99,7 @@ def headgate(kind: str, url: str) -> Caller:
 
 
 async def headgate_async(kind: str, url: str) -> Caller:
-    """Build ours for tasks."""
+    """Build Headgate for tasks."""
     from headgate import AsyncLimiter
 
     limiter = AsyncLimiter(*rules(kind), name=f"bench {kind}", store=url, on_store_error="raise")
@@ -156,7 +156,7 @@ def throttled(kind: str, url: str) -> Caller:
 
 
 async def throttled_async(kind: str, url: str) -> Caller:
-    """Build throttled-py for tasks; its documentation has the options of the pool."""
+    """Build throttled-py for tasks, with the documented options of the pool."""
     import throttled.asyncio as package
 
     pool = {"CONNECTION_POOL_KWARGS": {"max_connections": MOST_CONNECTIONS}}
@@ -165,7 +165,7 @@ async def throttled_async(kind: str, url: str) -> Caller:
 
 # https://traffik.readthedocs.io (README, "Redis Backend" and "Strategies"); its default strategy is the fixed window.
 async def traffik(url: str) -> Caller:
-    """Build traffik, which has no synchronous form."""
+    """Build traffik, which has no synchronous API."""
     import redis.asyncio
     from traffik.backends.redis import RedisBackend
     from traffik.rates import Rate

@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay [--quick]
 
-The log is made up: a combined access log over an hour, of callers with very different habits.
+The log is generated: a combined access log over an hour, of callers with very different rates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLICIES = {
 
 
 def make_log(file: Path, lines: int) -> None:
-    """Write a log with this many lines."""
+    """Write a log with this number of lines."""
     chance = random.Random(1)
     with file.open("w", encoding="ascii") as log:
         for number in range(lines):
@@ -44,7 +44,7 @@ def make_log(file: Path, lines: int) -> None:
 
 
 def replay(file: Path, policy: str) -> float:
-    """Return the CPU seconds that a replay took."""
+    """Return the CPU seconds of a replay."""
     counts, source = LogCounts(), LogSource(str(file))
     simulation = Simulation(parse_policy(f"[limiters.api]\n{policy}").limiters["api"])
     start = time.process_time()
@@ -56,7 +56,7 @@ def replay(file: Path, policy: str) -> float:
 
 
 def run(scale: Scale) -> Iterator[Section]:
-    """Measure a replay by each policy."""
+    """Measure a replay with each policy."""
     lines = 10 * scale.keys
     announce(f"replay of {lines:,} lines")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""The CPU time of a decision as keys, processes and tasks grow, on every store.
+"""The CPU time of a decision by the number of keys, processes and tasks, on every store.
 
     python -m benchmarks.scale [--quick]
 
-All costs are CPU time: of the processes that ask, and of the server. The wall clock of a machine with two processors shows
-nothing about sixteen processes; CPU time shows how many processors they need. Half of the units of every key are taken
-before, so that no state expires during a run; then random keys are hit.
+All costs are CPU time, of the clients and of the server. Wall-clock times of sixteen processes on two processors are
+meaningless; CPU time shows how many processors they need. Before the measurement, half of the units of every key are taken,
+so that no state expires during a run; then random keys are hit.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FEW_KEYS = 1_000
 TASKS = 64
 POWERS = range(3, 7)
 PROCESSES = (1, 2, 4, 8, 16)
-CROWDS = (1, 16, 64, 256, 1024)
-PATIENCE = 300.0
-"""Seconds to wait for a step that takes a few, on a busy machine."""
+TASK_COUNTS = (1, 16, 64, 256, 1024)
+TIMEOUT = 300.0
+"""Timeout of a step in seconds. A step takes a few seconds, but more on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How many keys there are, and how many processes and tasks hit them."""
+    """The numbers of keys, processes and tasks per process."""
 
     keys: int = FEW_KEYS
     processes: int = 1
@@ -46,15 +46,15 @@ class Load:
 
 
 class Cost(NamedTuple):
-    """CPU microseconds of one decision, in the process that asks and in the server."""
+    """CPU microseconds of one decision, in the client and in the server."""
 
-    asking: float
+    client: float
     server: float = 0.0
 
 
 @contextlib.contextmanager
 def opened(store: str) -> Iterator[tuple[str, int | None]]:
-    """Start an empty store for the length of a block; give its address and the process of its server."""
+    """Start an empty store within a block; yield its address and the process id of its server."""
     match store:
         case "memory":
             yield "memory://", None
@@ -74,7 +74,7 @@ STORES = ("memory", "SQLite", "Redis", "PostgreSQL")
 
 
 def cost_of(store: str, load: Load, scale: Scale) -> Cost:
-    """Return the median cost of a decision on a new store under a load."""
+    """Return the median cost of a decision on a new store."""
     announce(f"{store}: {load.keys:,} keys, {load.processes} processes, {load.tasks} tasks each")
     context = multiprocessing.get_context("spawn")
     step, used = context.Barrier(load.processes + 1), context.Queue()
@@ -83,7 +83,7 @@ def cost_of(store: str, load: Load, scale: Scale) -> Cost:
     with opened(store) as (url, server):
         children = [
             context.Process(
-                target=ask_in_process,
+                target=hit_in_process,
                 args=(url, load, seed, decisions, scale.rounds, step, used),
                 daemon=True,
             )
@@ -92,22 +92,22 @@ def cost_of(store: str, load: Load, scale: Scale) -> Cost:
         for child in children:
             child.start()
         for _ in range(scale.rounds):
-            step.wait(PATIENCE)
+            step.wait(TIMEOUT)
             before = cpu_seconds(server) if server else 0.0
-            asking = sum(used.get(timeout=PATIENCE) for _ in children)
-            # Connections are still open, so the processes that serve them still exist.
-            serving = cpu_seconds(server) - before if server else 0.0
-            step.wait(PATIENCE)
-            costs.append([spent / load.processes / decisions * 1e6 for spent in (asking, serving)])
+            in_clients = sum(used.get(timeout=TIMEOUT) for _ in children)
+            # Connections are still open, so the server's processes for them still exist.
+            in_server = cpu_seconds(server) - before if server else 0.0
+            step.wait(TIMEOUT)
+            costs.append([spent / load.processes / decisions * 1e6 for spent in (in_clients, in_server)])
         for child in children:
             child.join()
     return Cost(*(statistics.median(each) for each in zip(*costs, strict=True)))
 
 
-def ask_in_process(
+def hit_in_process(
     url: str, load: Load, seed: int, decisions: int, rounds: int, step: Any, used: Any
 ) -> None:
-    """Take half of all keys, then hit random ones, and put the CPU seconds of each round into a queue."""
+    """Take half of the units of all keys, then hit random keys, and put the CPU seconds of each round into a queue."""
     chooser = random.Random(seed)
     is_shared = url != "memory://"
     own = range(seed if is_shared else 0, load.keys, load.processes if is_shared else 1)
@@ -116,22 +116,22 @@ def ask_in_process(
         hit_all([f"user:{i}" for i in own], UNITS // 2)
         hit_all(chosen, 1)
         for _ in range(rounds):
-            step.wait(PATIENCE)
+            step.wait(TIMEOUT)
             began = time.process_time()
             hit_all(chosen, 1)
             used.put(time.process_time() - began)
-            step.wait(PATIENCE)
+            step.wait(TIMEOUT)
 
 
 @contextlib.contextmanager
 def caller(url: str, tasks: int) -> Iterator[Any]:
-    """Give a function that hits keys: from one thread in memory and on SQLite, else from many tasks."""
+    """Yield a function that hits keys: from one thread in memory and on SQLite, else from many tasks."""
     rule = token_bucket(f"{UNITS}/day")
     if url.startswith(("memory", "sqlite")):
         store = (
             MemoryStore(max_keys=2 * 10 ** POWERS[-1])
             if url == "memory://"
-            else SQLiteStore(url.removeprefix("sqlite:///"), timeout=PATIENCE)
+            else SQLiteStore(url.removeprefix("sqlite:///"), timeout=TIMEOUT)
         )
 
         def hit_in_turn(keys: Sequence[str], cost: int) -> None:
@@ -152,30 +152,30 @@ def caller(url: str, tasks: int) -> Iterator[Any]:
         await asyncio.gather(*(work() for _ in range(tasks)))
 
     with asyncio.Runner() as runner:
-        remote = AsyncLimiter(rule, name="scale", store=url, on_store_error="raise", deadline=PATIENCE)
+        remote = AsyncLimiter(rule, name="scale", store=url, on_store_error="raise", deadline=TIMEOUT)
         yield lambda keys, cost: runner.run(hit_at_once(keys, cost))
         runner.run(remote.aclose())
 
 
 def run(scale: Scale) -> Iterator[Section]:
-    """Measure by keys, then by processes, then Redis by tasks."""
+    """Measure all stores by keys and by processes, and Redis by tasks."""
     powers = POWERS if scale is FULL else POWERS[:-1]
     loads = {f"10^{power}": Load(keys=10**power) for power in powers}
     yield _section("keys", STORES, loads, scale)
     yield _section("processes", STORES, {str(n): Load(processes=n) for n in PROCESSES}, scale)
-    yield _section("tasks", ["Redis"], {str(n): Load(tasks=n) for n in CROWDS}, scale)
+    yield _section("tasks", ["Redis"], {str(n): Load(tasks=n) for n in TASK_COUNTS}, scale)
 
 
-def _section(what: str, stores: Sequence[str], loads: dict[str, Load], scale: Scale) -> Section:
-    costs = {store: {name: cost_of(store, load, scale) for name, load in loads.items()} for store in stores}
+def _section(name: str, stores: Sequence[str], loads: dict[str, Load], scale: Scale) -> Section:
+    costs = {store: {size: cost_of(store, load, scale) for size, load in loads.items()} for store in stores}
     rows = [
         [f"{store}, {side}", *(number(getattr(cost, side), 1) for cost in found.values())]
         for store, found in costs.items()
         for side in Cost._fields
-        if side == "asking" or store not in ("memory", "SQLite")
+        if side == "client" or store not in ("memory", "SQLite")
     ]
-    title = f"CPU microseconds of a decision, by the number of {what}"
-    return Section(what, [table(title, ["", *loads], rows)], {"cost": costs})
+    title = f"CPU microseconds of a decision, by the number of {name}"
+    return Section(name, [table(title, ["", *loads], rows)], {"cost": costs})
 
 
 if __name__ == "__main__":

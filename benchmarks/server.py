@@ -2,16 +2,16 @@
 
     python -m benchmarks.server [--quick]
 
-Every contender is a process on a loopback port, called by this process over 32 connections that are kept open, one request
-at a time on each. The measure is the CPU time of the server per decision, all its processes and threads together: on a
-machine that the client shares with the server, requests per second depend on the client as well. Both are in the table.
+Every contender is a process on a loopback port, called by this process over 32 persistent connections with one request at a
+time. The main result is the CPU time per decision of all processes and threads of the server: requests per second also
+depend on the client, which runs on the same machine. The table contains both.
 
-    constant, uvicorn    an application that reads the body and answers a constant
-    bare, …              a limiter behind the smallest application that works, by router and by server
-    headgate serve       the whole server: figures, metrics, access; in memory and on Redis
+    constant, uvicorn    an application that reads the body and returns a constant
+    bare, …              a limiter behind a minimal application, by router and by server
+    headgate serve       the complete server with figures, metrics and access control; in memory and on Redis
     headgate, granian    the same application on granian
-    batches              decisions instead of requests, 100 in each
-    client               our Python client with 64 tasks, on `headgate serve`
+    batches              100 decisions per request
+    client               Headgate's Python client with 64 tasks, on `headgate serve`
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ Application = Callable[..., Any]
 
 
 def full() -> Application:
-    """Return our whole application."""
+    """Return the complete application of the Headgate server."""
     return open_app(os.environ["BENCHMARK_POLICY"])
 
 
 def constant() -> Application:
-    """Return an application that answers a constant."""
+    """Return an application that returns a constant."""
 
     async def answer(body: bytes) -> bytes:
         return b'{"allowed":true}'
@@ -85,7 +85,7 @@ def constant() -> Application:
 
 
 def bare() -> Application:
-    """Return the smallest application that decides: one path, one limiter."""
+    """Return a minimal application that decides: one path, one limiter."""
     return _application(_decider())
 
 
@@ -109,17 +109,15 @@ def _decider() -> Callable[[bytes], Any]:
     limiter, decoder = AsyncLimiter(QUOTA), msgspec.json.Decoder(HitBody)
 
     async def decide(body: bytes) -> bytes:
-        decide = decoder.decode(body)
-        assert isinstance(decide.key, str)
-        return msgspec.json.encode(
-            decision_answer(await limiter.hit(decide.key, decide.cost, tier=decide.tier))
-        )
+        hit = decoder.decode(body)
+        assert isinstance(hit.key, str)
+        return msgspec.json.encode(decision_answer(await limiter.hit(hit.key, hit.cost, tier=hit.tier)))
 
     return decide
 
 
 def starlette() -> Application:
-    """Return the same behind Starlette's routing, requests and responses."""
+    """Return the minimal application with Starlette's routing, requests and responses."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -137,13 +135,13 @@ def starlette() -> Application:
 
 
 def our_own(port: int, factory: str) -> list[str]:
-    """Return the command of our server."""
+    """Return the command of `headgate serve`."""
     call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={})"
     return [sys.executable, "-c", call.format(port)]
 
 
 def on_uvicorn(port: int, factory: str) -> list[str]:
-    """Return the command of uvicorn, on the parts that we use it with."""
+    """Return the command of uvicorn, with the same event loop and HTTP parser as `headgate serve`."""
     quiet = ["--no-access-log", "--log-level", "warning", "--no-proxy-headers", "--no-server-header"]
     parts = ["--loop", "uvloop", "--http", "httptools", "--ws", "none", "--port", str(port)]
     return [sys.executable, "-m", "uvicorn", "--factory", f"benchmarks.server:{factory}", *parts, *quiet]
@@ -159,7 +157,7 @@ def on_granian(port: int, factory: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Contender:
-    """An application, the server that runs it, and how many decisions a request has."""
+    """An application, the server that runs it, and the number of decisions per request."""
 
     command: Callable[[int, str], list[str]]
     factory: str = ""
@@ -190,7 +188,7 @@ CONTENDERS: dict[str, Contender] = {
 
 @contextlib.contextmanager
 def running(contender: Contender, policy: Path) -> Iterator[tuple[int, int]]:
-    """Run a server for the length of a block; give its process and its port."""
+    """Run a server within a block; yield its process id and its port."""
     port = find_free_port()
     environment = {**os.environ, "BENCHMARK_POLICY": str(policy)}
     with subprocess.Popen(
@@ -217,7 +215,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that sends the next request as soon as the answer to the last one is complete."""
+    """A connection that sends the next request as soon as a response is complete."""
 
     def __init__(self, request: bytes, left: Iterator[int], done: asyncio.Future[None]) -> None:
         self.request, self.left, self.done = request, left, done
@@ -229,7 +227,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
-        """Send the next request if the answer is complete, until all are sent."""
+        """Send the next request if the response is complete, until all requests are sent."""
         self.received += data
         head, found, body = self.received.partition(b"\r\n\r\n")
         if not found or len(body) < int(head.lower().partition(b"content-length:")[2].split(None, 1)[0]):
@@ -245,8 +243,8 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
 
-async def decide(port: int, request: bytes, requests: int) -> None:
-    """Send requests over several connections, and wait for all answers."""
+async def send_requests(port: int, request: bytes, requests: int) -> None:
+    """Send requests over several connections, and wait for all responses."""
     loop = asyncio.get_running_loop()
     left = iter(range(requests - CONNECTIONS))
     finished = [loop.create_future() for _ in range(CONNECTIONS)]
@@ -255,8 +253,8 @@ async def decide(port: int, request: bytes, requests: int) -> None:
     await asyncio.gather(*finished)
 
 
-async def ask_with_client(port: int, decisions: int) -> None:
-    """Hit through our Python client from many tasks."""
+async def hit_with_client(port: int, decisions: int) -> None:
+    """Hit through Headgate's Python client from many tasks."""
     async with ServerStore(f"http://127.0.0.1:{port}") as store:
         limiter = await store.async_limiter("free")
 
@@ -271,7 +269,7 @@ async def ask_with_client(port: int, decisions: int) -> None:
 
 
 def run(scale: Scale) -> Iterator[Section]:
-    """Measure all contenders in turns."""
+    """Measure all contenders alternately."""
     announce("decisions over HTTP")
     rates: dict[str, Result] = {}
     with contextlib.ExitStack() as stack:
@@ -290,13 +288,13 @@ def run(scale: Scale) -> Iterator[Section]:
             name, contender = item
             pid, port = stack.enter_context(running(contender, redis if contender.on_redis else memory))
             requests = max(CONNECTIONS, scale.calls // contender.batch)
-            work = partial(decide, port, contender.request(), requests)
+            work = partial(send_requests, port, contender.request(), requests)
             return partial(sample, name, pid, requests * contender.batch, work)
 
         runners = each({name: (name, contender) for name, contender in CONTENDERS.items()}, start)
         pid, port = stack.enter_context(running(CONTENDERS[SERVE], memory))
         runners["client"] = partial(
-            sample, "client", pid, scale.calls, partial(ask_with_client, port, scale.calls)
+            sample, "client", pid, scale.calls, partial(hit_with_client, port, scale.calls)
         )
         results = interleave(runners, scale.rounds)
     rows = [

@@ -1,15 +1,15 @@
-"""Hits per second on a SQLite file, one key, by the wall clock.
+"""Hits per second of wall-clock time on a SQLite file, with one key.
 
     python -m benchmarks.sqlite [--quick]
 
-pyrate-limiter's bucket comes in two forms (README, "SQLiteBucket"). They promise different things:
+pyrate-limiter's bucket has two modes with different guarantees (README, "SQLiteBucket"):
 
-* as its README makes it, it is for one process, with a rollback journal and synchronous=FULL: every admitted hit waits
-  until the disk has it. Ours does not, and may lose the last moments when the machine crashes; so a part of the ratio is
-  the disk's. The target is judged by this form, which its users have.
-* with `use_file_lock=True` several processes can share it, in WAL mode with synchronous=NORMAL, as ours does.
+* By default it is for one process, with a rollback journal and synchronous=FULL: every admitted hit waits until it is on
+  disk. Headgate does not wait, and may lose the last hits when the machine crashes; so a part of the ratio is the time of
+  the disk. The target refers to this mode, because it is the default.
+* With `use_file_lock=True` several processes can share it, in WAL mode with synchronous=NORMAL, like Headgate.
 
-A bucket there has one key, so all contenders get one key.
+A bucket of pyrate-limiter has one key, so all contenders use one key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.harness import (
 )
 
 Build = Callable[[int, Path], Driver]
-"""Returns a limiter in a file, with a limit per hour."""
+"""Builds a limiter on a file, with a limit per hour."""
 PEER = "pyrate-limiter"
 
 
@@ -59,7 +59,7 @@ def run(scale: Scale) -> Iterator[Section]:
 
 
 def _sample(build: Build, files: Iterator[Path], hits: int) -> float:
-    """Make a new database, and return hits per second."""
+    """Create a database, and return hits per second."""
     driver = build(2 * hits, next(files))
     for _ in range(10):
         driver.hit("user:0")

@@ -3,8 +3,8 @@
     python -m benchmarks.waiting [--quick]
     python -m benchmarks.waiting kills [waits]
 
-The second command kills processes while they wait, by default until 100,000 waits have ended, and checks that every other
-call is admitted in its order.
+The second command kills processes while they wait, by default until 100,000 calls were admitted, and checks that all other
+calls are admitted in order.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from headgate.testing.servers import RedisServer
 PROCESSES = 16
 KEYS = 8
 TASKS = 2
-"""Waiting tasks of a process per key."""
+"""Number of waiting tasks per process and key."""
 
 LEASE = 2
 LIFETIME = 2
-"""Seconds that the place and the ticket of a killed process stay, in the run with kills."""
+"""Seconds until the place and the ticket of a killed process expire, in the run with kills."""
 
 _RECORD = struct.Struct("<Iddddd")
 _fork = multiprocessing.get_context("fork")
@@ -53,11 +53,11 @@ class Wait(NamedTuple):
 
     Attributes:
         key: The number of its key.
-        began: Before it entered the queue.
-        entered: After it entered the queue.
-        admitted: After its place was taken.
-        releasing: Before its place was released.
-        released: After that.
+        began: The time before it entered the queue.
+        entered: The time after it entered the queue.
+        admitted: The time after it took its place.
+        releasing: The time before it released its place.
+        released: The time after it released its place.
     """
 
     key: int
@@ -69,7 +69,7 @@ class Wait(NamedTuple):
 
 
 class RecordingStore(RedisStore):
-    """Records when a task entered its queue, and counts calls about queues."""
+    """A store that records when each task entered its queue, and counts calls of queues."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, deadline=30)
@@ -95,7 +95,7 @@ class RecordingStore(RedisStore):
 
 
 def run(scale: Scale) -> Iterator[Section]:
-    """Measure the order of sixteen processes, then the calls of one."""
+    """Measure the order of sixteen processes, then the store calls of one process."""
     with RedisServer() as server:
         yield _order(scale, server.url)
         yield _calls(scale, server.url)
@@ -201,9 +201,12 @@ def _read(folder: Path) -> list[Wait]:
 
 
 def inversions(waits: Sequence[Wait]) -> int:
-    """Return how many calls were admitted before a call of the same key that had entered before they began."""
+    """Return the number of calls that were admitted before an earlier call of the same key.
+
+    A call is earlier if it had entered the queue before the other call began to enter.
+    """
     count = 0
-    earliest: dict[int, float] = defaultdict(lambda: inf)  # of the calls that were admitted later
+    earliest: dict[int, float] = defaultdict(lambda: inf)  # the first entry of calls that were admitted later
     for wait in reversed(waits):
         count += earliest[wait.key] < wait.began
         earliest[wait.key] = min(earliest[wait.key], wait.entered)
@@ -211,7 +214,7 @@ def inversions(waits: Sequence[Wait]) -> int:
 
 
 def _gaps(waits: Sequence[Wait]) -> Iterator[float]:
-    """Yield the seconds from the release of a place to its next admission, if that call waited before the release."""
+    """Yield the seconds from the release of a place to the next admission, if that call was already waiting."""
     by_key: dict[int, list[Wait]] = defaultdict(list)
     for wait in waits:
         by_key[wait.key].append(wait)

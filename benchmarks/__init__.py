@@ -1,1 +1,1 @@
-"""Measurements of speed, memory and exactness, beside other limiters: `make bench`. They are no tests."""
+"""Measurements of speed, memory and exactness, beside other limiters: `make bench`. They are not tests."""

@@ -137,7 +137,7 @@ def serving(kind: str, url: str, streams: bool = False) -> Iterator[str]:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             except OSError:
-                time.sleep(0.05)  # there is no event when the port opens
+                time.sleep(0.05)  # nothing signals that the port is open
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()

@@ -40,7 +40,7 @@ CORE = (
     "unit/test_*.py",
     "unit/observe/test_hooks.py",
     "unit/outage",
-    *(f"unit/redis/test_{name}.py" for name in ("codec", "cluster_operations")),
+    "unit/redis/test_codec.py",
     "unit/remote",
     "unit/http/test_frozen.py",
     "unit/http/test_headers.py",

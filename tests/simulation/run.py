@@ -160,7 +160,7 @@ class World:
             return PostgresStore(f"postgresql://{HOST}/x", deadline=DEADLINE)
         if self.kind == "server":
             return server_store(DEADLINE)
-        # With the tag "key", a request of a limiter with scopes would need several slots, and one command for each.
+        # With the tag "key", all rules of a limiter count by the same key.
         tag = "limiter" if any(subject.has_scopes for subject in self.subjects.values()) else "key"
         urls = {
             "cluster": f"redis+cluster://{HOST}:7000,{HOST}:7001?hash_tag={tag}",

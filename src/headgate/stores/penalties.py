@@ -25,16 +25,6 @@ def watching(algorithm: Algorithm, watched: tuple[int, ...]) -> Algorithm:
     return replace(algorithm, watched=watched)
 
 
-def part_of(algorithms: Sequence[Algorithm], indices: Sequence[int]) -> tuple[Algorithm, ...]:
-    """Return the algorithms with these indices, with penalties that watch by the new indices."""
-    return tuple(
-        replace(algorithm, watched=tuple(indices.index(j) for j in algorithm.watched if j in indices))
-        if isinstance(algorithm, Penalty)
-        else algorithm
-        for algorithm in (algorithms[i] for i in indices)
-    )
-
-
 def has_penalty(rules: Sequence[Rule]) -> bool:
     """Return whether one of the rules is a penalty."""
     return any(rule.kind == "penalty" for rule in rules)

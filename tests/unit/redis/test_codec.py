@@ -21,7 +21,6 @@ from headgate import (
 from headgate.keys import storage_keys
 from headgate.quota import MAX_UNITS
 from headgate.stores.port_parameters import ServerTime
-from headgate.stores.redis.cluster_operations import Tag, tagged_keys
 from headgate.stores.redis.codec import (
     Operation,
     RedisPlan,
@@ -29,6 +28,7 @@ from headgate.stores.redis.codec import (
     plans,
 )
 from headgate.stores.redis.operations import StateKeys
+from headgate.stores.redis.slots import Tag, tagged_keys
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 

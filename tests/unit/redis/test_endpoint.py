@@ -204,12 +204,11 @@ def test_a_read_only_server_is_recognised() -> None:
     assert not is_read_only([1, 2, 3])
 
 
-def test_guarantees_depend_on_cluster_and_hash_tag() -> None:
+def test_guarantees() -> None:
     alone = RedisStore("redis://localhost").guarantees
     assert alone.exact
     assert alone.shared
     assert alone.durable
     assert alone.all_or_nothing
     assert "noeviction" in alone.may_lose
-    assert not RedisStore("redis://localhost", cluster=True).guarantees.all_or_nothing
-    assert RedisStore("redis://localhost", cluster=True, hash_tag="limiter").guarantees.all_or_nothing
+    assert RedisStore("redis://localhost", cluster=True).guarantees == alone

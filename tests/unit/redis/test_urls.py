@@ -45,11 +45,11 @@ def test_tls_is_used_for_sentinels_too() -> None:
 
 def test_a_cluster_url_has_all_store_settings() -> None:
     store = RedisStore("redis+cluster://ann:secret@h:7000,g?hash_tag=limiter")
-    assert store.guarantees.all_or_nothing
+    assert store._tag == "limiter"
     assert store.endpoint.others == (("g", 6379),)
     connection: Any = store.endpoint.connection(1)
     assert (connection.host, connection.port, connection.password) == ("h", 7000, "secret")
-    assert not RedisStore("redis+cluster://h").guarantees.all_or_nothing
+    assert RedisStore("redis+cluster://h")._tag == "key"
 
 
 @pytest.mark.parametrize(

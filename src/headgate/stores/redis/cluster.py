@@ -1,4 +1,4 @@
-"""Routing in a cluster: the node of each slot, and the drivers of operations that send requests to several nodes.
+"""Routing in a cluster: the node of each slot, and the engines that send calls there.
 
 A node that does not have a slot answers MOVED, or ASK during a migration, before it does anything. Such a request may be
 sent again without charging twice; no other request is.
@@ -6,19 +6,19 @@ sent again without charging twice; no other request is.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import MovedError
 
+from headgate._concurrency import complete
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.redis.cluster_operations import Steps, slot_of
 from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import RedisEndpoint
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
+from headgate.stores.redis.slots import slot_of
 from headgate.stores.remote.batching import Abandoned
 from headgate.stores.remote.encoding import decode
 from headgate.stores.remote.tasks import AsyncEngine
@@ -27,6 +27,10 @@ from headgate.stores.remote.threads import ThreadEngine
 T = TypeVar("T")
 E = TypeVar("E", bound=ThreadEngine | AsyncEngine)
 
+Steps = Generator[Any, Reply, T]
+"""The steps of a call in a cluster: a generator without I/O. It yields requests to nodes, is sent the reply or thrown the
+error, and returns the result."""
+
 MOST_HOPS = 5
 _GET_SLOTS = Command(command(b"CLUSTER", b"SLOTS"))
 
@@ -34,22 +38,22 @@ Address = tuple[str, int]
 
 
 class NodeRequest(NamedTuple):
-    """A request to one node of a cluster: a step of an operation.
+    """A request to one node of a cluster: a step of a call.
 
     Attributes:
         endpoint: The node.
         request: The request.
-        share: The part of the operation's remaining time that the request may take.
+        share: The part of the call's remaining time that the request may take.
     """
 
     endpoint: RedisEndpoint
     request: ScriptCall | Command
     share: float = 1.0
 
-    def due(self, operation_due: float) -> float:
+    def due(self, call_due: float) -> float:
         """Return the monotonic time at which the request fails."""
         now = time.monotonic()
-        return now + (operation_due - now) * self.share
+        return now + (call_due - now) * self.share
 
 
 class ClusterRouter:
@@ -65,17 +69,17 @@ class ClusterRouter:
         self._first = first
         self._owners: dict[int, Address] = {}
         self._nodes: list[Address] = []
+        self._is_stale = True
 
     def send(self, call: ScriptCall) -> Steps[Reply]:
         """Return the steps that send a call to the node of its slot."""
-        if not self._owners:
+        if self._is_stale:
             yield from self._read_slots()
         slot, request = slot_of(call), call
-        if (address := self._owners.get(slot)) is None:
-            raise StoreUnavailable(f"{self._first.name}: no node of the cluster has slot {slot}")
+        node = self.owner(slot)
         for _ in range(MOST_HOPS):
             try:
-                return (yield NodeRequest(self._first.at(*address), request))
+                return (yield NodeRequest(node, request))
             except Redirected as redirected:
                 error = redirected.error
                 address, has_moved = (
@@ -84,12 +88,23 @@ class ClusterRouter:
                 )
                 if has_moved:
                     self._owners[error.slot_id] = address
+                node = self._first.at(*address)
                 kind = ScriptCall if has_moved else AskingCall
                 request = kind(call.keys, call.body, call.body_at)
             except StoreUnavailable:
-                self._owners = {}
+                self._is_stale = True
                 raise
         raise StoreUnavailable(f"{self._first.name}: {MOST_HOPS} nodes were asked, and none has slot {slot}")
+
+    def owner(self, slot: int) -> RedisEndpoint:
+        """Return the last known node of a slot.
+
+        Raises:
+            StoreUnavailable: No node has it.
+        """
+        if (address := self._owners.get(slot)) is None:
+            raise StoreUnavailable(f"{self._first.name}: no node of the cluster has slot {slot}")
+        return self._first.at(*address)
 
     def _read_slots(self) -> Steps[None]:
         """Ask one node after the other for the slots, each for half of the remaining time."""
@@ -114,6 +129,7 @@ class ClusterRouter:
             owners.update(dict.fromkeys(range(start, end + 1), address))
         self._owners = owners
         self._nodes = sorted(set(owners.values()))
+        self._is_stale = False
 
 
 class Nodes(Generic[E]):
@@ -147,17 +163,15 @@ class Nodes(Generic[E]):
 
 
 class ThreadCluster:
-    """An engine for threads whose requests are the steps of operations in a cluster.
+    """An engine for threads that sends each call to the node of its slot."""
 
-    If a signal handler raises, the remaining steps are dropped: units may stay charged, but none are freed.
-    """
-
-    def __init__(self, nodes: Nodes[ThreadEngine]) -> None:
+    def __init__(self, nodes: Nodes[ThreadEngine], router: ClusterRouter) -> None:
         self._nodes = nodes
+        self._router = router
 
-    def call(self, steps: Steps[T], due: float) -> T:
-        """Run the steps of an operation, and return its result."""
-        outcome: Any = None
+    def call(self, request: ScriptCall, due: float) -> Reply:
+        """See `ThreadEngine.call`."""
+        steps, outcome = self._router.send(request), None
         try:
             while True:
                 step = _next(steps, outcome)
@@ -166,83 +180,50 @@ class ThreadCluster:
                 except StoreError as error:
                     outcome = error
         except StopIteration as stop:
-            result: T = stop.value
-            return result
+            return stop.value
 
 
 class TaskCluster:
-    """An engine for tasks whose requests are the steps of operations in a cluster.
+    """An engine for tasks that sends each call to the node of its slot."""
 
-    Every operation is completed, even if its caller is cancelled, so that it charges all slots or none.
-    """
-
-    def __init__(self, nodes: Nodes[AsyncEngine]) -> None:
+    def __init__(self, nodes: Nodes[AsyncEngine], router: ClusterRouter) -> None:
         self._nodes = nodes
-        self._running: set[asyncio.Task[Any]] = set()
-        self._is_closed = False
+        self._router = router
 
     async def call(
-        self, steps: Steps[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
-    ) -> T:
-        """Run the steps of an operation, and return its result; if the caller is cancelled, call `abandoned` with it."""
-        if self._is_closed and not must_send:
-            raise StoreUnavailable("the store was closed")
-        task = self._start(steps, due)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if abandoned is not None:
-                task.add_done_callback(partial(_pass_on, abandoned))
-            raise
+        self, request: ScriptCall, due: float, must_send: bool = False, abandoned: Abandoned | None = None
+    ) -> Reply:
+        """See `AsyncEngine.call`."""
+        work = self._run(request, due, must_send, abandoned)
+        return await (complete(work) if must_send else work)
 
-    def tell(self, steps: Steps[T], due: float) -> None:
-        """Run the steps of an operation whose result no caller waits for."""
-        self._start(steps, due)
+    def tell(self, request: ScriptCall, due: float) -> None:
+        """See `AsyncEngine.tell`; the request does not follow a slot that moves at the same time."""
+        with suppress(StoreUnavailable):  # the units stay counted until they expire
+            self._nodes.at(self._router.owner(slot_of(request))).tell(request, due)
 
-    async def aclose(self) -> None:
-        """Wait for the operations of this event loop, and for the refunds of callers that were just cancelled."""
-        self._is_closed = True
-        loop = asyncio.get_running_loop()
-        for _ in range(2):  # such a caller first has to notice it
-            await asyncio.sleep(0)
-        while running := [task for task in list(self._running) if task.get_loop() is loop]:
-            await asyncio.wait(running)
-
-    def _start(self, steps: Steps[T], due: float) -> asyncio.Task[T]:
-        task = asyncio.create_task(self._run(steps, due))
-        self._running.add(task)  # an event loop keeps only weak references to tasks
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved; the caller raises it, unless it was cancelled
-
-    async def _run(self, steps: Steps[T], due: float) -> T:
-        outcome: Any = None
+    async def _run(
+        self, request: ScriptCall, due: float, must_send: bool, abandoned: Abandoned | None
+    ) -> Reply:
+        steps, outcome = self._router.send(request), None
         try:
             while True:
                 step = _next(steps, outcome)
+                on_reply = abandoned if isinstance(step.request, ScriptCall) else None
                 try:
-                    outcome = await self._nodes.at(step.endpoint).call(step.request, step.due(due))
+                    engine = self._nodes.at(step.endpoint)
+                    outcome = await engine.call(step.request, step.due(due), must_send, on_reply)
                 except StoreError as error:
                     outcome = error
         except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-
-def _pass_on(abandoned: Abandoned, task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        abandoned(task.result())
+            return stop.value
 
 
 def _next(steps: Steps[T], outcome: Any) -> NodeRequest:
     """Return the next step, given the reply to the last one or its error; `None` before the first.
 
     Raises:
-        StopIteration: The operation has ended; the exception has its result.
+        StopIteration: The call has ended; the exception has its result.
         StoreConflict: The reply is invalid.
     """
     step: NodeRequest

@@ -19,7 +19,6 @@ from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers
-from headgate.stores.penalties import part_of
 from headgate.stores.port_parameters import ServerTime, port_parameters
 from headgate.stores.redis.script import SHA, SOURCE
 
@@ -161,21 +160,20 @@ class RedisPlan:
         new_birth: Births,
         time: ServerTime,
     ) -> None:
-        self.names = names
-        self.algorithms = algorithms
+        self._names = names
+        self._algorithms = algorithms
         self._size = len(algorithms)
         self._new_birth = new_birth
         self._time = time
         self._has_calendars = any(isinstance(algorithm, Calendar) for algorithm in algorithms)
-        self.has_penalty = any(isinstance(algorithm, Penalty) for algorithm in algorithms)
         self._rules = self._rules_at(0)
         self._scales = [(limit_of(a), a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
 
     def part(self, indices: Sequence[int]) -> RedisPlan:
-        """Return the plan of some of these rules."""
+        """Return the plan of some of these rules, none of which is a penalty."""
         return RedisPlan(
-            tuple(self.names[i] for i in indices),
-            part_of(self.algorithms, indices),
+            tuple(self._names[i] for i in indices),
+            tuple(self._algorithms[i] for i in indices),
             self._new_birth,
             self._time,
         )
@@ -224,15 +222,15 @@ class RedisPlan:
 
     def _rules_at(self, now: int) -> bytes:
         """Return the parameters of all rules, with the windows of calendars around a time."""
-        return b"".join(_RULE.pack(*port_parameters(algorithm, now)[0]) for algorithm in self.algorithms)
+        return b"".join(_RULE.pack(*port_parameters(algorithm, now)[0]) for algorithm in self._algorithms)
 
     def answer(self, reply: Reply) -> Answer:
         """Decode the reply to a hit, a peek or a renewal."""
-        return decision_of(self.names, self.verdicts(reply)), None
+        return decision_of(self._names, self.verdicts(reply)), None
 
     def hold(self, keys: tuple[bytes, ...], cost: Costs, reply: Reply) -> Answer:
         """Decode the reply to a hold."""
-        return decision_of(self.names, self.verdicts(reply)), self.receipts(keys, reply, cost)
+        return decision_of(self._names, self.verdicts(reply)), self.receipts(keys, reply, cost)
 
     def recorded(self, cost: Costs, reply: Reply) -> Answer:
         """Decode the reply to a record.
@@ -243,7 +241,7 @@ class RedisPlan:
         if reply == 0:
             return RECORDED
         number, count = reply
-        algorithm = self.algorithms[number - 1]
+        algorithm = self._algorithms[number - 1]
         parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
         raise CostTooHigh(self.costs(cost)[number - 1], max(0, MAX_UNITS - count) // parts, algorithm.name)
 
@@ -272,7 +270,7 @@ class RedisPlan:
             return None
         numbers = unpack(f"<{len(rest) // 8}q", rest)
         receipts: list[tuple[object, Receipt]] = []
-        for key, algorithm, units in zip(keys, self.algorithms, self.costs(cost), strict=True):
+        for key, algorithm, units in zip(keys, self._algorithms, self.costs(cost), strict=True):
             if not units:
                 receipts.append((key, ()))
             elif isinstance(algorithm, TokenBucket):

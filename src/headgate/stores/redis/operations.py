@@ -36,13 +36,13 @@ class RedisOperations:
 
     Args:
         rules: The limiter's rules.
-        keys: The keys of their states. In a cluster, all keys of a call must be in one slot.
+        keys: The keys of their states; in a cluster in one slot.
         clock: The clock to use instead of the server's.
     """
 
     def __init__(self, rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> None:
-        self.plans = plans(rules)
-        self.keys = keys
+        self._plans = plans(rules)
+        self._keys = keys
         self._clock = clock
 
     def decide(
@@ -54,30 +54,30 @@ class RedisOperations:
             ConfigError: The key does not fit the rules, or the cost is not valid.
             CostTooHigh: The cost is above a limit, so that waiting does not help.
         """
-        plan, keys = self.plans.for_request(request), self.keys(request.key)
+        plan, keys = self._plans.for_request(request), self._keys(request.key)
         operation, cost = request.operation, request.cost
         if operation == "record" and not request.charges:
-            return plan.decide(Operation.PEEK, keys, cost, self.at(request.now)), lambda _: RECORDED
-        call = plan.decide(operations[operation], keys, cost, self.at(request.now), request.replaces)
+            return plan.decide(Operation.PEEK, keys, cost, self._at(request.now)), lambda _: RECORDED
+        call = plan.decide(operations[operation], keys, cost, self._at(request.now), request.replaces)
         if operation == "hold":
             return call, partial(plan.hold, keys, cost)
         return call, partial(plan.recorded, cost) if operation == "record" else plan.answer
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
         """Encode a refund."""
-        plan, found = self.plans.own, list(given_back(range(len(receipts)), receipts, cost))
+        plan, found = self._plans.own, list(given_back(range(len(receipts)), receipts, cost))
         if not found:
             return None, _ignore
         if len(found) < len(receipts):
             plan = plan.part([index for index, _, _ in found])
         charged, units = tuple(entry for _, entry, _ in found), tuple(units for _, _, units in found)
-        return plan.refund(charged, units, self.at(now)), _ignore
+        return plan.refund(charged, units, self._at(now)), _ignore
 
     def reset(self, key: Key | None) -> EncodedRequest[None]:
         """Encode a reset of a key."""
-        return reset(self.keys(key)), _ignore
+        return reset(self._keys(key)), _ignore
 
-    def at(self, now: int | None) -> int | None:
+    def _at(self, now: int | None) -> int | None:
         """Return the time of a call: `now`, or the clock's time; `None` for the server's clock."""
         return self._clock.now_us() if now is None and self._clock is not None else now
 

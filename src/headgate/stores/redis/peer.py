@@ -15,7 +15,6 @@ from hiredis import Reader
 from redis.exceptions import AskError, InvalidResponse, NoScriptError, RedisError
 
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.redis.cluster_operations import slot_of
 from headgate.stores.redis.codec import ASKING, BY_SHA, BY_SOURCE, ScriptCall, script_command
 from headgate.stores.redis.endpoint import (
     Connection,
@@ -25,6 +24,7 @@ from headgate.stores.redis.endpoint import (
     socket_of,
     take_streams,
 )
+from headgate.stores.redis.slots import slot_of
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.peer import ALONE, PENDING, Conversation, Receiver
 from headgate.stores.remote.polling import Poller

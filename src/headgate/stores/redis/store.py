@@ -24,11 +24,11 @@ from headgate.rules import Rule
 from headgate.stores.base import Guarantees, check_deadline
 from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterRouter, Nodes, TaskCluster, ThreadCluster
-from headgate.stores.redis.cluster_operations import ClusterOperations, Tag, tagged_name
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
 from headgate.stores.redis.eviction import INFO_MEMORY, read_policy
 from headgate.stores.redis.operations import operations_for
 from headgate.stores.redis.peer import NodePeer, RedisPeer
+from headgate.stores.redis.slots import Tag, tagged_keys, tagged_name
 from headgate.stores.redis.subscription import RedisSubscription
 from headgate.stores.redis.urls import place_of
 from headgate.stores.remote.encoding import RequestEncoder
@@ -63,10 +63,8 @@ class RedisStore(RemoteStateStore):
 
     Threads, tasks, event loops and processes may share a store; after a fork, the child opens new connections.
 
-    In a cluster, rules of one request whose states are in several slots are charged one after the other, and refunded if a
-    later one refuses. Until then other callers see the units as taken, and if the client crashes they stay counted until
-    they expire. A hold over several slots can be neither confirmed nor renewed: that raises `ConfigError`. None of this
-    applies with `hash_tag="limiter"`, or if all rules count by the same key.
+    In a cluster, all states of a call must be in one slot. So a limiter whose rules count by different keys needs
+    `hash_tag="limiter"`; otherwise it raises `ConfigError`.
     """
 
     def __init__(
@@ -94,15 +92,9 @@ class RedisStore(RemoteStateStore):
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._wake_ups = WakeListener(self._subscribe)
-        self._router = ClusterRouter(self.endpoint)
-        self._thread_cluster = ThreadCluster(self._threads)
-        self._task_cluster = TaskCluster(self._tasks)
-
-    async def aclose(self) -> None:
-        """Close all connections; those of other event loops as soon as these run."""
-        self.is_closed = True
-        await self._task_cluster.aclose()
-        await super().aclose()
+        router = ClusterRouter(self.endpoint)
+        self._thread_cluster = ThreadCluster(self._threads, router)
+        self._task_cluster = TaskCluster(self._tasks, router)
 
     @property
     def guarantees(self) -> Guarantees:
@@ -115,9 +107,7 @@ class RedisStore(RemoteStateStore):
                 if self._evicts
                 else ""
             )
-        return Guarantees(
-            shared=True, durable=True, all_or_nothing=self._tag != "key", may_lose=_MAY_LOSE + evicted
-        )
+        return Guarantees(shared=True, durable=True, may_lose=_MAY_LOSE + evicted)
 
     def inspect_server(self) -> None:
         """Read the server's eviction policy; part of `ping`."""
@@ -144,9 +134,11 @@ class RedisStore(RemoteStateStore):
         return NodePeer(endpoint) if self._is_cluster else RedisPeer(endpoint)
 
     def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> RequestEncoder:
-        if self._tag is not None:
-            return ClusterOperations(limiter, rules, self.namespace, self._tag, self.clock, self._router.send)
-        return operations_for(rules, storage_keys(self.namespace, limiter, rules), self.clock)
+        if self._tag is None:
+            keys = storage_keys(self.namespace, limiter, rules)
+        else:
+            keys = tagged_keys(self.namespace, limiter, rules, self._tag)
+        return operations_for(rules, keys, self.clock)
 
     def _thread_engine(self) -> ThreadCluster | ThreadEngine:
         self.endpoint.connection(self.deadline)  # raises now rather than at the first call
@@ -165,9 +157,7 @@ class RedisStore(RemoteStateStore):
         return RedisSubscription(self.endpoint, process, self.deadline)
 
     def _queue_request(self, queue: bytes, ticket: str, priority: int, lasting_us: int) -> Any:
-        call = codec.queue_call(queue, ticket, priority, lasting_us)
-        return self._router.send(call) if self._is_cluster else call
+        return codec.queue_call(queue, ticket, priority, lasting_us)
 
     def _note_request(self, key: bytes, text: bytes | None, lasting_us: int, replaced: bytes | None) -> Any:
-        call = codec.get_note(key) if text is None else codec.note(key, text, lasting_us, replaced)
-        return self._router.send(call) if self._is_cluster else call
+        return codec.get_note(key) if text is None else codec.note(key, text, lasting_us, replaced)

@@ -143,6 +143,21 @@ async def test_hold_cancelled_when_its_reply_arrives_is_released(world: World) -
         await until_remaining(limiter, {"a": 1000})
 
 
+async def test_hold_cancelled_when_its_reply_arrives_is_released_before_close(world: World) -> None:
+    """Its caller resumes only after `aclose` was called."""
+    rules = (fixed_window("100/day"),)
+    async with world.store() as store:
+        gate = store.bind_async(world.name, rules)
+        await gate.decide(Request("peek", "a"))
+        hold = asyncio.ensure_future(gate.decide(Request("hold", "a")))
+        await until_answered(hold)
+        hold.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hold
+    with world.store() as store:
+        assert store.bind(world.name, rules).decide(Request("peek", "a", 0))[0].remaining == 100
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3, 5, 10, 20])
 async def test_holds_cancelled_before_close_are_released(world: World, turns: int) -> None:
     rules = (fixed_window("100/day"),)

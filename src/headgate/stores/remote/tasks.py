@@ -79,6 +79,7 @@ class AsyncEngine:
 
     async def aclose(self) -> None:
         """Close the connection of this event loop when its calls have ended; have other loops do the same."""
+        await asyncio.sleep(0)  # callers that were just cancelled release their holds first
         own = self._by_loop.get(asyncio.get_running_loop())
         self.close(own)
         if own is not None:

@@ -6,7 +6,7 @@ A blank variable counts as unset.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -20,7 +20,13 @@ def parsed_by(parse: Callable[[str], object]) -> BeforeValidator:
 
 
 class ServiceSettings(BaseSettings):
-    """Base class of the settings of a service."""
+    """Base class of the settings of a service.
+
+    Attributes:
+        with_blanks: Variables whose validators get blank text, too.
+    """
+
+    with_blanks: ClassVar[frozenset[str]] = frozenset()
 
     model_config = SettingsConfigDict(
         # Validation errors name the variable.
@@ -36,7 +42,11 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _without_blanks(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if not isinstance(value, str) or value.strip()}
+        return {
+            name: value
+            for name, value in given.items()
+            if not isinstance(value, str) or value.strip() or name.upper() in cls.with_blanks
+        }
 
 
 S = TypeVar("S", bound=ServiceSettings)

@@ -76,6 +76,9 @@ class TelegramSettings(ServiceSettings):
     """The settings of the bot; docs/services/telegram.md describes each of them."""
 
     model_config = SettingsConfigDict(str_strip_whitespace=True)
+    with_blanks = frozenset(
+        {"RATE_LIMIT_MAX", "RATE_LIMIT_WINDOW_MS", "RATE_LIMIT_ALGORITHM", "AGENT_TIMEOUT", "PORT"}
+    )
 
     telegram_bot_token: str = Field(default="", repr=False)
     telegram_webhook_secret: str = Field(default="", repr=False)

@@ -187,12 +187,14 @@ def _add_tiers(commands: Commands) -> None:
     action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
     action = actions.add(
         "load-test",
-        "two instances, one Redis, flag off and on",
+        "two instances, one Redis, flag off and on, on loopback",
         _load_test,
         about="Checks that two instances together admit no more than one bucket.",
         examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
     )
-    action.add_argument("--redis-url", metavar="URL", help="a Redis (default: an embedded one)")
+    action.add_argument(
+        "--redis-url", metavar="URL", help="a Redis without other clients (default: an embedded one)"
+    )
     action.add_argument(
         "--seconds",
         type=float,

@@ -7,6 +7,7 @@ measured time, so the result does not depend on the speed of the machine.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -14,9 +15,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from math import ceil, floor
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
 
+from headgate_services.common.starting import set_up_log
 from headgate_services.tiers.backends import state_keys
 from headgate_services.tiers.bucket import Backend, Bucket
 from headgate_services.tiers.middleware import setup_rate_limiting
@@ -25,6 +29,7 @@ from headgate_services.tiers.rate_limiter import Backends
 SINGLE = Bucket(1, 1 / 60)
 STEADY = Bucket(60, 10.0)
 _AT_ONCE = 100
+_TTL_PAUSE = 0.2
 _PATIENCE = 30.0  # seconds for a reply of Redis, so that a slow machine does not look like an outage
 
 
@@ -74,7 +79,7 @@ def load_test(redis_url: str, *, seconds: float = 10.0, clients: int = 16) -> in
     """Run the plan and print the results; return 0 if all checks pass, otherwise 1.
 
     Args:
-        redis_url: A Redis; the test writes keys that begin with `ratelimit:load-test:`.
+        redis_url: A Redis without other clients; the test writes keys that begin with `ratelimit:load-test:`.
         seconds: Duration of the load in each mode.
         clients: Number of concurrent requests.
 
@@ -98,8 +103,11 @@ async def _run_plan(redis_url: str, seconds: float, clients: int) -> list[Check]
 
 
 async def _run_mode(redis_url: str, atomic: bool, seconds: float, clients: int) -> AsyncIterator[Check]:
+    log = _Lines()
+    set_up_log(log, "DEBUG")
     key = f"load-test:{secrets.token_hex(4)}"
     async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(Redis.from_url(redis_url))
         instances = []
         for _ in range(2):
             client = setup_rate_limiting(redis_url, timeout=_PATIENCE)
@@ -107,21 +115,28 @@ async def _run_mode(redis_url: str, atomic: bool, seconds: float, clients: int) 
             await stack.enter_async_context(client)
             instances.append(Backends(client, atomic=atomic, deadline=_PATIENCE))
             await instances[-1].ping()
+        script_calls = await _script_calls(redis)
         burst = Run()
         single = f"{key}:single"
         await asyncio.gather(*(burst.send(instances[n % 2], SINGLE, single) for n in range(_AT_ONCE)))
         seen = f"{burst.admitted} admitted, {burst.refused} refused"
         yield Check(f"capacity 1, {_AT_ONCE} at once: exactly one is admitted", burst.admitted == 1, seen)
-        run = await _load(instances, f"{key}:steady", seconds, clients)
-        for check in _load_checks(run):
+        ttls: set[int] = set()
+        run = await _load(instances, f"{key}:steady", seconds, clients, redis, ttls)
+        for check in (*_load_checks(run), _ttl_check(ttls)):
             yield check
-        yield await _ttl_check(redis_url, f"{key}:steady")
         used = burst.backends + run.backends
-        mode = "atomic" if atomic else "pipeline"
-        yield Check("no errors and no fallback", set(used) == {mode}, f"answers of {dict(used)}")
+        calls = await _script_calls(redis) - script_calls
+    yield Check("no errors", set(used) == {"atomic" if atomic else "pipeline"}, f"answers of {dict(used)}")
+    expected = used.total() if atomic else 0
+    yield Check("one EVALSHA per request with the flag, none without", calls == expected, f"{calls} calls")
+    for check in _log_checks(log.lines, redis_url):
+        yield check
 
 
-async def _load(instances: list[Backends], key: str, seconds: float, clients: int) -> Run:
+async def _load(
+    instances: list[Backends], key: str, seconds: float, clients: int, redis: Redis, ttls: set[int]
+) -> Run:
     run = Run()
     await run.send(instances[0], STEADY, key)  # creates the bucket
     end = time.monotonic() + seconds
@@ -130,7 +145,12 @@ async def _load(instances: list[Backends], key: str, seconds: float, clients: in
         while time.monotonic() < end:
             await run.send(instances[number % 2], STEADY, key)
 
-    await asyncio.gather(*(demand(number) for number in range(clients)))
+    async def watch() -> None:
+        while time.monotonic() < end:
+            ttls.update([await redis.ttl(name) for name in state_keys(key)])
+            await asyncio.sleep(_TTL_PAUSE)
+
+    await asyncio.gather(watch(), *(demand(number) for number in range(clients)))
     return run
 
 
@@ -145,15 +165,41 @@ def _load_checks(run: Run) -> Iterator[Check]:
         f"{run.admitted} admitted, at most {most} in {span:.2f} s ({total / span:.0f} requests/s)",
     )
     yield Check(
-        "no more refusals than in theory",
+        "no more 429 than in theory",
         run.refused <= most_refused,
         f"{run.refused} of {total} refused, at most {most_refused}",
     )
 
 
-async def _ttl_check(redis_url: str, key: str) -> Check:
+def _ttl_check(ttls: set[int]) -> Check:
     least = ceil(STEADY.capacity / STEADY.refill_rate)
-    async with Redis.from_url(redis_url) as client:
-        ttls = [await client.ttl(name) for name in state_keys(key)]
-    passed = all(least - 1 <= ttl <= STEADY.ttl for ttl in ttls)
-    return Check("both keys expire after the bucket is full", passed, f"{ttls} of {STEADY.ttl} s")
+    passed = bool(ttls) and all(least - 1 <= ttl <= STEADY.ttl for ttl in ttls)
+    seen = f"{min(ttls, default=None)} to {max(ttls, default=None)} s of {STEADY.ttl}"
+    return Check("TTLs are stable", passed, seen)
+
+
+def _log_checks(lines: list[str], redis_url: str) -> Iterator[Check]:
+    bad = [line for line in lines if line.startswith(("ERROR ", "WARNING "))]
+    yield Check("no warnings or errors in the logs", not bad, f"{len(lines)} lines, {bad[:1] or 'none'}")
+    password = urlsplit(redis_url).password
+    if password:
+        found = sum(password in line or unquote(password) in line for line in lines)
+        yield Check("no credentials in the logs", not found, f"{found} lines")
+
+
+async def _script_calls(redis: Redis) -> int:
+    stats: Any = await redis.info("commandstats")
+    calls: int = stats.get("cmdstat_evalsha", {"calls": 0})["calls"]
+    return calls
+
+
+class _Lines(logging.Handler):
+    """A log in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))

@@ -98,12 +98,13 @@ def test_the_test_files_of_the_document_are_under_their_names(path: str) -> None
 @pytest.mark.requirement("S-26", "S-30")
 def test_s30_the_load_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     """Two instances and one Redis: capacity 1 and 100 requests at once admit exactly one, in both modes."""
-    with RedisServer() as server:
-        code = load_test(server.url, seconds=0.3, clients=8)
+    with RedisServer(options=("--requirepass", "s3cret")) as server:
+        code = load_test(f"redis://:s3cret@127.0.0.1:{server.port}/0", seconds=0.3, clients=8)
     said = capsys.readouterr().out
     assert code == 0, said
     assert said.count("pass  capacity 1, 100 at once: exactly one is admitted: 1 admitted, 99 refused") == 2
-    assert said.endswith("PASS: 10 of 10 checks hold\n")
+    assert said.count("pass  no credentials in the logs: 0 lines") == 2
+    assert said.endswith("PASS: 16 of 16 checks hold\n")
 
 
 @pytest.mark.requirement("S-30")

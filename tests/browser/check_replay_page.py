@@ -1,4 +1,4 @@
-"""The page of a replay in a real browser, from a file: `tools/test_browser.sh`."""
+"""The page of a replay, opened from a file in a real browser: `tools/test_browser.sh`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from headgate_server.cli import main
-from tests.browser.conftest import PATIENCE_MS, Complaints
+from tests.browser.conftest import TIMEOUT_MS, PageErrors
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"&"
 SCHEMES = ("light", "dark")
@@ -37,14 +37,14 @@ def page_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def show(browser: Browser, complaints: Complaints, page_file: Path) -> Iterator[Show]:
+def show(browser: Browser, page_errors: PageErrors, page_file: Path) -> Iterator[Show]:
     """Open the page: `show(color_scheme=…, viewport=…)`. It must load no other resources."""
     with ExitStack() as stack:
 
         def show(**context: Any) -> Page:
             page = stack.enter_context(browser.new_context(**context)).new_page()
-            page.set_default_timeout(PATIENCE_MS)
-            complaints.listen(page, page_file.as_uri())
+            page.set_default_timeout(TIMEOUT_MS)
+            page_errors.listen(page, page_file.as_uri())
             page.goto(page_file.as_uri())
             return page
 
@@ -85,7 +85,7 @@ def test_colours_follow_the_system_setting(show: Show, scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_is_accessible(show: Show, complaints: Complaints, scheme: str, width: int) -> None:
+def test_the_page_is_accessible(show: Show, page_errors: PageErrors, scheme: str, width: int) -> None:
     page = show(color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
     found = Axe().run(page)
     assert found.response["violations"] == [], found.generate_report()

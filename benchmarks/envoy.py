@@ -1,4 +1,4 @@
-"""Envoy's rate-limit service over gRPC, and the time that each proxy adds.
+"""Envoy's rate-limit service over gRPC.
 
     python -m benchmarks.envoy [--quick]
 
@@ -7,8 +7,6 @@ Every server is a process on a loopback port, called by this process over one HT
     a bare grpc.aio method    decodes the same message, and returns a constant response
     ShouldRateLimit           one and three descriptors, in memory and on Redis; calls per second, 32 concurrent calls
     at 2,000 calls a second   times from the planned start of each call, which include the wait of delayed calls
-    proxies                   sequential requests: the application alone, through the proxy, and with limits; nginx only if
-                              it is installed
 """
 
 from __future__ import annotations
@@ -16,19 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 from grpc import aio
 
 from benchmarks.harness import (
@@ -173,7 +168,7 @@ async def call_at_rate(port: int, request: bytes, seconds: float) -> list[float]
     return sorted(taken)
 
 
-def run_calls(scale: Scale) -> Iterator[Section]:
+def run(scale: Scale) -> Iterator[Section]:
     """Compare calls per second, and measure times at a fixed rate."""
     announce("ShouldRateLimit")
     cpu: dict[str, Result] = {}
@@ -232,84 +227,6 @@ def _quantile(taken: Sequence[float], share: float) -> float:
 
 def _times_row(name: str, taken: Sequence[float]) -> list[str]:
     return [name, *(number(_quantile(taken, share) * 1e3, 2) for share in (0.5, 0.99, 0.999))]
-
-
-# --- Proxies ---------------------------------------------------------------------------------------------------------
-
-
-def run_proxies(scale: Scale) -> Iterator[Section]:
-    """Measure the median time of a request: directly, through a proxy, and with limits."""
-    from tests.proxies import check_nginx, test_envoy, test_gates
-    from tests.proxies.programs import setting
-
-    announce("proxies")
-    envoy = test_envoy.envoy_policy
-    proxies: dict[str, tuple[Callable[[], str], Any, Callable[[str], str]]] = {
-        "Envoy": (envoy, test_envoy.envoy_command, _without_filter),
-        "Caddy": (test_gates.gate_policy, test_gates.caddy_command, _without_gate),
-        "Traefik": (test_gates.gate_policy, test_gates.traefik_command, _without_middleware),
-    }
-    if shutil.which("nginx", path="/usr/sbin:/usr/bin"):
-        proxies["nginx"] = (test_gates.gate_policy, check_nginx.nginx_command, _without_auth_request)
-    requests = max(200, scale.calls // 10)
-    rows, found = [], {}
-    for name, (policy_of, command, without) in proxies.items():
-
-        def write_without(folder: Path, ports: Any, command: Any = command, without: Any = without) -> Any:
-            arguments = command(folder, ports)
-            for file in folder.iterdir():
-                if file.suffix in (".yaml", ".conf") or file.name == "Caddyfile":
-                    file.write_text(without(file.read_text()))
-            return arguments
-
-        times = []
-        for write in (write_without, command):
-            text = policy_of().replace('"10/minute"', '"1000000/minute"')
-            with tempfile.TemporaryDirectory() as folder, setting(Path(folder), text, write) as proxy:
-                direct = _median_us(proxy.app_url, requests)
-                times.append((direct, _median_us(str(proxy.client.base_url), requests)))
-        (direct, plain), (_, limited) = times
-        found[name] = {"direct": direct, "proxy": plain, "with limits": limited}
-        rows.append([name, number(direct), number(plain), number(limited), number(limited - plain)])
-    headers = ["", "application alone", "through the proxy", "with limits", "added"]
-    yield Section("proxies", [table("Median time of a request, µs", headers, rows)], {"microseconds": found})
-
-
-def _median_us(url: str, requests: int) -> float:
-    with httpx.Client(base_url=url) as client:
-        taken = []
-        for _ in range(requests):
-            began = time.perf_counter()
-            client.get("/", headers={"x-user": "benchmark"}).raise_for_status()
-            taken.append(time.perf_counter() - began)
-    return statistics.median(taken) * 1e6
-
-
-def _without_filter(text: str) -> str:
-    start, end = (
-        text.index("- name: envoy.filters.http.ratelimit"),
-        text.index("- name: envoy.filters.http.router"),
-    )
-    return text[:start] + text[end:]
-
-
-def _without_gate(text: str) -> str:
-    start, end = text.index("\t\treverse_proxy"), text.rindex("\t\treverse_proxy")
-    return text[:start] + text[end:]
-
-
-def _without_middleware(text: str) -> str:
-    return text.replace("      middlewares: [headgate]\n", "")
-
-
-def _without_auth_request(text: str) -> str:
-    return text.replace("        auth_request /_headgate;\n", "")
-
-
-def run(scale: Scale) -> Iterator[Section]:
-    """Measure calls and proxies."""
-    yield from run_calls(scale)
-    yield from run_proxies(scale)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.postgres [--quick]
 
 The floors are hand-written code without a library: one prepared upsert of a counter per decision, on one connection from one
-thread, and over a pool of 32 connections from many threads and tasks, with psycopg and with asyncpg. They have no periods,
-never refuse, and return a number. Every contender uses the same 1,000 existing keys, and no call is refused.
+thread, and over a pool of 32 connections from 64 tasks. They have no periods, never refuse, and return a number. Every
+contender uses the same 1,000 existing keys, and no call is refused.
 
 One thread is measured without and with waiting for the disk (`durable=True`).
 
@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 from benchmarks.harness import Scale, Section, main
-from benchmarks.network import OURS, Caller, measure_one, measure_tasks, measure_threads, rules
+from benchmarks.network import OURS, Caller, measure_one, measure_tasks, rules
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.testing.postgres_server import PostgresServer, new_database
 
@@ -30,34 +30,31 @@ UPSERT = (
     "INSERT INTO floor VALUES ({}, 1) ON CONFLICT (key) DO UPDATE SET count = floor.count + 1 RETURNING count"
 )
 ONE_CONNECTION = "floor: upsert, psycopg"
-POOL, ASYNCPG_POOL = "floor: upsert, psycopg pool", "floor: upsert, asyncpg pool"
+POOL = "floor: upsert, psycopg pool"
 CONNECTIONS = 32
 KEYS = 1_000
-THREADS, TASKS = 32, 64
+TASKS = 64
 
 
 def run(scale: Scale) -> Iterator[Section]:
-    """Measure one thread without and with waiting for the disk, then many, then tasks."""
+    """Measure one thread without and with waiting for the disk, then tasks."""
     with database_url() as url:
         for durable in (False, True):
             title = f"PostgreSQL, one thread, synchronous_commit = {'on' if durable else 'off'}"
-            one = _beside(url, durable, ONE_CONNECTION, partial(upsert, url, durable))
+            one: dict[str, Callable[[], Caller]] = {
+                ONE_CONNECTION: partial(upsert, url, durable),
+                **{name: partial(headgate, kind, url, durable) for kind, name in OURS.items()},
+            }
             found = measure_one(title, one, KEYS, max(KEYS, scale.calls // 5), scale.rounds)
             found.require(title, 0.7, ONE_CONNECTION)
             yield found.section
-        title = f"PostgreSQL, {THREADS} threads"
-        many = _beside(url, False, POOL, partial(upsert_pool, url))
-        found = measure_threads(title, many, THREADS, KEYS, scale.calls, scale.rounds)
-        found.require(title, 4.0, POOL)
-        yield found.section
         title = f"PostgreSQL, {TASKS} tasks"
         tasks: dict[str, Callable[[], Awaitable[Caller]]] = {
-            POOL: partial(upsert_pool_async, url),
-            ASYNCPG_POOL: partial(upsert_asyncpg_pool, url),
+            POOL: partial(upsert_pool, url),
             **{name: partial(headgate_async, kind, url) for kind, name in OURS.items()},
         }
         found = measure_tasks(title, tasks, TASKS, KEYS, scale.calls, scale.rounds)
-        found.require(title, 5.0, found.best("floor"))
+        found.require(title, 5.0, POOL)
         yield found.section
 
 
@@ -91,29 +88,8 @@ def upsert(url: str, durable: bool) -> Caller:
     )
 
 
-def upsert_pool(url: str) -> Caller:
-    """Build the floor of many threads."""
-    from psycopg_pool import ConnectionPool
-
-    pool = ConnectionPool(
-        _committing(url, durable=False),
-        min_size=CONNECTIONS,
-        max_size=CONNECTIONS,
-        open=True,
-        kwargs={"autocommit": True},
-    )
-    pool.wait()
-    statement = UPSERT.format("%s").encode()
-
-    def hit(key: str) -> Any:
-        with pool.connection() as connection:
-            return connection.execute(statement, (key,), prepare=True).fetchone()
-
-    return Caller(hit, pool.close)
-
-
-async def upsert_pool_async(url: str) -> Caller:
-    """Build the floor of many tasks with psycopg."""
+async def upsert_pool(url: str) -> Caller:
+    """Build the floor of many tasks."""
     from psycopg_pool import AsyncConnectionPool
 
     pool = AsyncConnectionPool(
@@ -131,25 +107,6 @@ async def upsert_pool_async(url: str) -> Caller:
             return await (await connection.execute(statement, (key,), prepare=True)).fetchone()
 
     return Caller(hit, pool.close)
-
-
-async def upsert_asyncpg_pool(url: str) -> Caller:
-    """Build the floor of many tasks with asyncpg."""
-    import asyncpg
-
-    pool = await asyncpg.create_pool(
-        url, min_size=CONNECTIONS, max_size=CONNECTIONS, server_settings={"synchronous_commit": "off"}
-    )
-    return Caller(partial(pool.fetchval, UPSERT.format("$1")), pool.close)
-
-
-def _beside(
-    url: str, durable: bool, floor: str, build_floor: Callable[[], Caller]
-) -> dict[str, Callable[[], Caller]]:
-    return {
-        floor: build_floor,
-        **{name: partial(headgate, kind, url, durable) for kind, name in OURS.items()},
-    }
 
 
 def headgate(kind: str, url: str, durable: bool) -> Caller:

@@ -59,6 +59,13 @@ def timeouts() -> Iterator[Timeouts]:
         yield Timeouts(patches)
 
 
+@pytest.fixture
+def empty_url(headgate_postgres_server: str) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database."""
+    with new_database(headgate_postgres_server) as url:
+        yield url
+
+
 @pytest.fixture(scope="session")
 def own_server() -> Iterator[PostgresServer]:
     """A PostgreSQL that tests may pause, or kill and start again."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +44,20 @@ async def in_time(awaitable: Awaitable[T]) -> T:
     return await asyncio.wait_for(awaitable, PATIENCE)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition, which may be a coroutine function, is true; fail if it takes too long."""
+    async with asyncio.timeout(PATIENCE):
+        while not (await found if inspect.isawaitable(found := condition()) else found):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 @asynccontextmanager
-async def client_of(app: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Run an application in this process, and provide a client."""
+async def client_of(app: Any, address: str = "127.0.0.1", **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Run an application in this process, and provide a client with this address."""
+    transport = httpx.ASGITransport(app, client=(address, 1234))
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://service.test", **options
-        ) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://service.test", **options) as client,
     ):
         yield client
 

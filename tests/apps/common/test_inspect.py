@@ -9,7 +9,6 @@ from uuid import uuid4
 import pytest
 
 from headgate.stores.kv import open_kv
-from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
 from headgate_server.cli import main
 from headgate_services.mail import GlobalRateLimiter
@@ -100,7 +99,7 @@ def test_tiers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def test_petitions(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], headgate_postgres_server: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], empty_url: str
 ) -> None:
     submitter = uuid4()
 
@@ -115,11 +114,10 @@ def test_petitions(
         await PostgresRateLimitStore(database, counter="co_sign").increment_bucket(submitter, row[0])
         await database.aclose()
 
-    with new_database(headgate_postgres_server) as url:
-        monkeypatch.setenv("DATABASE_URL", url)
-        asyncio.run(write(url))
-        first, second = said(capsys, "petitions", "inspect", str(submitter)).splitlines()
-        assert first.startswith("petitions: 1 of 10, 9 left, next change 20")
-        assert second.startswith("co-signs: 1 of 50, 49 left")
-        assert said(capsys, "petitions", "reset", str(submitter)) == "units removed: 2\n"
-        assert "petitions: 0 of 10, 10 left" in said(capsys, "petitions", "inspect", str(submitter))
+    monkeypatch.setenv("DATABASE_URL", empty_url)
+    asyncio.run(write(empty_url))
+    first, second = said(capsys, "petitions", "inspect", str(submitter)).splitlines()
+    assert first.startswith("petitions: 1 of 10, 9 left, next change 20")
+    assert second.startswith("co-signs: 1 of 50, 49 left")
+    assert said(capsys, "petitions", "reset", str(submitter)) == "units removed: 2\n"
+    assert "petitions: 0 of 10, 10 left" in said(capsys, "petitions", "inspect", str(submitter))

@@ -13,7 +13,6 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
 from headgate_services import mail, telegram, tiers
 from headgate_services.common import workers
@@ -60,14 +59,11 @@ async def test_two_workers_of_tiers_share_buckets_and_metrics(tmp_path: Path) ->
     assert total(text, 'saju_rate_limit_limit{tier="anonymous"') == 1
 
 
-async def test_two_workers_of_petitions_share_counters_and_metrics(
-    tmp_path: Path, headgate_postgres_server: str
-) -> None:
-    with new_database(headgate_postgres_server) as database:
-        body = {"type": "GENERAL", "text": "Hear us", "submitter_id": str(uuid4())}
-        variables = {"DATABASE_URL": database, "PETITION_DATABASE_TIMEOUT": PATIENCE}
-        async with service_process("petitions", tmp_path, workers=2, **variables) as service:
-            statuses, text = await responses(service.url, "POST", "/v1/petition-submissions", [body] * 40)
+async def test_two_workers_of_petitions_share_counters_and_metrics(tmp_path: Path, empty_url: str) -> None:
+    body = {"type": "GENERAL", "text": "Hear us", "submitter_id": str(uuid4())}
+    variables = {"DATABASE_URL": empty_url, "PETITION_DATABASE_TIMEOUT": PATIENCE}
+    async with service_process("petitions", tmp_path, workers=2, **variables) as service:
+        statuses, text = await responses(service.url, "POST", "/v1/petition-submissions", [body] * 40)
     assert statuses == {201: 10, 429: 30}
     assert total(text, "petition_rate_limit_hits_total{") == 30
     assert total(text, "petition_rate_limit_checks_total{") == 40

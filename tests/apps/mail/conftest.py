@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate.testing.postgres_server import new_database
 from tests.apps.mail.support import Service, running
 
 Start = Callable[..., Awaitable[Service]]
@@ -25,10 +24,3 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             return await stack.enter_async_context(running(**options))
 
         yield start_service
-
-
-@pytest.fixture
-def postgres_url(headgate_postgres_server: str) -> Iterator[str]:
-    """The URL of an empty database."""
-    with new_database(headgate_postgres_server) as url:
-        yield url

@@ -85,8 +85,8 @@ async def test_a_key_is_remembered_for_a_day_and_over_a_restart(tmp_path: Path) 
         assert (await post(service)).json()["id"] != first["id"]
 
 
-async def test_of_many_at_once_one_is_sent_on_postgresql(start: Start, postgres_url: str) -> None:
-    service = await start(database_url=postgres_url)
+async def test_of_many_at_once_one_is_sent_on_postgresql(start: Start, empty_url: str) -> None:
+    service = await start(database_url=empty_url)
     answers = await asyncio.gather(*(post(service) for _ in range(10)))
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert len(service.provider.calls) == 1

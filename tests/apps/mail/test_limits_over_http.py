@@ -15,6 +15,7 @@ from headgate_services.mail.rate_limiter import SendWindow
 from headgate_services.mail.services import get_rate_limiter
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import START, Service
+from tests.apps.processes import until
 
 PER_MINUTE = "global_send_rate_limit_per_minute"
 PER_HOUR = "global_send_rate_limit_per_hour"
@@ -325,13 +326,11 @@ async def test_a_provider_slower_than_the_window_cannot_pass_the_limit(
     loop_time = loop.time
     service.provider.gate.clear()
     slow = [asyncio.create_task(service.send()) for _ in range(5)]
-    while len(service.provider.calls) < 5:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(service.provider.calls) == 5)
     service.clock.advance(61)
     monkeypatch.setattr(loop, "time", lambda: loop_time() + 61)
     quick = [asyncio.create_task(service.send()) for _ in range(5)]
-    while len(service.provider.calls) < 10:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(service.provider.calls) == 10)
     service.provider.gate.set()
     answers = [(await send).json() for send in (*slow, *quick)]
     assert [answer["status"] for answer in answers] == ["failed"] * 5 + ["sent"] * 5
@@ -363,8 +362,7 @@ async def _send_slowly(service: Service, number: int, *, seconds: float) -> None
     service.provider.gate.clear()
     sends = [asyncio.create_task(service.send()) for _ in range(number)]
     if seconds:
-        while len(service.provider.calls) < number:  # noqa: ASYNC110  # the provider has an event for the first only
-            await asyncio.sleep(0)
+        await until(lambda: len(service.provider.calls) == number)
         service.clock.advance(seconds)
         service.provider.gate.set()
     assert [answer.status_code for answer in await asyncio.gather(*sends)] == [201] * number

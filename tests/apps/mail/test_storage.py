@@ -25,7 +25,7 @@ from tests.apps.mail.conftest import Start
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of an empty database of each kind."""
     if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
+        return str(request.getfixturevalue("empty_url"))
     return f"sqlite:///{tmp_path / 'empty.db'}"
 
 
@@ -173,9 +173,9 @@ async def test_the_whole_way_on_both_databases(start: Start, database_url: str) 
 
 
 async def test_text_that_postgres_cannot_store_is_refused_before_it_is_sent(
-    start: Start, postgres_url: str
+    start: Start, empty_url: str
 ) -> None:
-    service = await start(database_url=postgres_url)
+    service = await start(database_url=empty_url)
     for fields in ({"subject": "a\0"}, {"body": "\0"}, {"inbox_id": "\0"}, {"reply_to_thread_id": "\0"}):
         assert (await service.send(**fields)).status_code == 422
     assert (await service.send("a\0@x.com")).status_code == 422

@@ -29,13 +29,6 @@ def shared_url(headgate_postgres_server: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def empty_url(headgate_postgres_server: str) -> Iterator[str]:
-    """An empty database."""
-    with new_database(headgate_postgres_server) as url:
-        yield url
-
-
-@pytest.fixture
 def calendar() -> Calendar:
     return Calendar()
 

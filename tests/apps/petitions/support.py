@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from headgate_services.petitions import PetitionsSettings, create_app
 from headgate_services.petitions.container import Container
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
+from tests.apps.processes import client_of
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"
@@ -132,11 +133,7 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Service]:
     calendar = settings.pop("calendar", None) or Calendar()
     real_time = settings.pop("real_time", False)
     app = create_app(PetitionsSettings(database_url=url, **settings), now=None if real_time else calendar)
-    transport = httpx.ASGITransport(app, client=("192.0.2.1", 1234))
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://petitions.test") as client,
-    ):
+    async with client_of(app, "192.0.2.1") as client:
         yield Service(app, client, url, calendar)
 
 

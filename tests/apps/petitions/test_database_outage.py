@@ -16,7 +16,7 @@ from headgate_services.petitions.domain.errors import DatabaseUnavailableError
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
 from tests.apps.conftest import Command
 from tests.apps.petitions.support import PATH, Service, petition, rows, running, someone
-from tests.apps.processes import PATIENCE, in_time, service_process
+from tests.apps.processes import PATIENCE, in_time, service_process, until
 from tests.apps.timeouts import SHORT, Timeouts
 
 pytestmark = pytest.mark.usefixtures("timeouts")
@@ -32,9 +32,11 @@ async def service(own_url: str) -> AsyncIterator[Service]:
 
 async def until_up(service: Service) -> None:
     """Return once the service has noticed that its database is back."""
-    async with asyncio.timeout(PATIENCE):
-        while (await service.submit(someone())).status_code != 201:  # noqa: ASYNC110  # until a probe succeeds
-            await asyncio.sleep(0)
+
+    async def admits() -> bool:
+        return (await service.submit(someone())).status_code == 201
+
+    await until(admits)
 
 
 def until_idle(url: str) -> None:
@@ -139,9 +141,7 @@ async def test_service_resumes_by_itself_when_the_database_is_back(
         while not service.container.database.is_down:
             assert (await service.submit(someone())).status_code == 503
     own_server.start()
-    async with asyncio.timeout(PATIENCE):
-        while service.container.database.is_down:  # noqa: ASYNC110  # the probe tells nobody
-            await asyncio.sleep(0)
+    await until(lambda: not service.container.database.is_down)
     assert (await in_time(service.submit(someone()))).status_code == 201
 
 

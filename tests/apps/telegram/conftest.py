@@ -15,6 +15,7 @@ import pytest
 from headgate.stores.kv import KV, MemoryKV
 from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message, TelegramSettings, create_app
+from tests.apps.processes import client_of
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.unit.kv.cloudflare_server import CloudflareServer
 from tests.unit.kv.http_server import served
@@ -198,10 +199,7 @@ async def start(
                 handler=None if chosen == "configured" else chosen,
                 clock=clock,
             )
-            await stack.enter_async_context(app.router.lifespan_context(app))
-            client = await stack.enter_async_context(
-                httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://bot.example.org")
-            )
+            client = await stack.enter_async_context(client_of(app))
             return Service(client, bot, chosen if isinstance(chosen, Handler) else own)
 
         yield start

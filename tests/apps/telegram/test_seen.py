@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from headgate.testing.servers import RedisServer
 from headgate_services.telegram import create_app
 from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.seen import SeenUpdates
+from tests.apps.processes import until
 from tests.apps.telegram.conftest import Handler, Start
 from tests.apps.telegram.updates import text_update
 
@@ -104,9 +104,7 @@ async def test_a_redis_that_hangs_is_waited_for_once(start: Start, caplog: pytes
         assert caplog.text.count("could not be looked up and is treated as new: not asked") == 4
         assert caplog.text.count("is stored in memory only: not asked") == 5
         server.resume()
-        async with asyncio.timeout(30):
-            while caplog.text.count("is back after") < 2:  # noqa: ASYNC110  # probes run in the background
-                await asyncio.sleep(0)
+        await until(lambda: caplog.text.count("is back after") == 2)
         await service.send(text_update(), text_update())
         assert len(service.handler.texts) == 7
         await counts.aclose()

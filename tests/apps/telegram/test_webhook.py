@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message
 from headgate_services.telegram import bot_api as bot_api_module
 from headgate_services.telegram.bot_api import BotApi
+from tests.apps.processes import until
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer, refusal
 from tests.apps.telegram.conftest import BEGINNING, Handler, RecordingKV, Service, Start
 from tests.apps.telegram.updates import (
@@ -209,7 +209,7 @@ class TestTooManyReplies:
         await service.send(text_update(), text_update())
         assert len(service.bot.sent()) == 1
         clock.go.set()
-        await eventually(lambda: len(service.bot.sent()) == 2)
+        await until(lambda: len(service.bot.sent()) == 2)
         assert service.bot.sent()[0] == service.bot.sent()[1]
         assert clock.pauses == [1]
 
@@ -217,7 +217,7 @@ class TestTooManyReplies:
         service = await start(RATE_LIMIT_MAX="1")
         too_many(service, 100)
         await service.send(text_update(), text_update())
-        await eventually(lambda: "a delayed reply was not sent" in caplog.text)
+        await until(lambda: "a delayed reply was not sent" in caplog.text)
         assert len(service.bot.sent()) == 4
 
     async def test_only_the_parts_that_are_missing_are_sent_later(self, start: Start) -> None:
@@ -228,7 +228,7 @@ class TestTooManyReplies:
         await service.send(text_update())
         assert [message["text"][0] for message in service.bot.sent()] == ["a", "b"]
         clock.go.set()
-        await eventually(lambda: len(service.bot.sent()) == 4)
+        await until(lambda: len(service.bot.sent()) == 4)
         assert [message["text"][0] for message in service.bot.sent()] == ["a", "b", "b", "c"]
 
     async def test_a_button_is_confirmed_later(self, start: Start) -> None:
@@ -238,7 +238,7 @@ class TestTooManyReplies:
         await service.send(button_update())
         assert len(service.bot.calls) == 1
         clock.go.set()
-        await eventually(lambda: len(service.bot.calls) == 2)
+        await until(lambda: len(service.bot.calls) == 2)
 
     async def test_delayed_replies_are_bounded(
         self, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -264,12 +264,6 @@ class TestTooManyReplies:
         await api.aclose()
         assert "1 delayed replies are not sent" in caplog.text
         assert len(bot.sent()) == 1
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # the reply is sent in the background
-            await asyncio.sleep(0)
 
 
 class BrokenKV(RecordingKV):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -84,10 +83,3 @@ def limited(client: Redis | None, *, atomic: bool = False, **options: Any) -> Li
 
 
 Make = Callable[..., Limited]
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Check a condition until it is true, while background tasks run."""
-    async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110  # it happens in another process
-            await asyncio.sleep(0)

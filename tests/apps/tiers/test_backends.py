@@ -22,7 +22,8 @@ from headgate_services.tiers import backends as backends_module
 from headgate_services.tiers.backends import MemoryBackend
 from headgate_services.tiers.bucket import Bucket, Outcome
 from headgate_services.tiers.rate_limiter import Backends
-from tests.apps.tiers.support import application, eventually, limited
+from tests.apps.processes import until
+from tests.apps.tiers.support import application, limited
 
 SLOW = Bucket(5, 1 / 3600)
 """Five at once, and then none for the length of any test."""
@@ -341,7 +342,7 @@ async def test_down_means_local_limits_one_failure_and_back_by_itself(
             clock.advance(3)  # longer than any pause
             return (await instance.take(SLOW, key, 1)).backend == mode
 
-        await eventually(is_back)
+        await until(is_back)
         assert "is back after" in caplog.text
         assert (await instance.take(SLOW, key, 1)).backend == mode
 
@@ -367,8 +368,7 @@ async def test_a_hanging_redis_costs_one_timeout_and_stalls_nobody(
         server.pause()
         try:
             waiting = asyncio.create_task(instance.take(SLOW, key, 1))
-            while not asked:  # noqa: ASYNC110  # a turn of the event loop or two
-                await asyncio.sleep(0)
+            await until(lambda: asked)
             # The event loop is free while one request waits for Redis: this is answered before that one.
             app = limited(None)
             assert await app.statuses(1) == [200]

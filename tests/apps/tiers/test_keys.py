@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from sqlalchemy.exc import OperationalError
 
 from headgate.errors import ConfigError
 from headgate.testing import FakeClock
-from headgate.testing.postgres_server import new_database
 from headgate_server.cli import main
 from headgate_services.common.databases import database_url
 from headgate_services.tiers import TiersSettings, create_app
@@ -25,17 +24,12 @@ from tests.apps.processes import client_of
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def keys(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyTable]:
-    if request.param == "sqlite":
-        table = KeyTable(database_url(f"sqlite:///{tmp_path / 'keys.db'}"), FakeClock())
+    url = f"sqlite:///{tmp_path / 'keys.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("empty_url")
+    async with aclosing(KeyTable(database_url(url), FakeClock())) as table:
         await table.prepare()
         yield table
-        await table.aclose()
-        return
-    with new_database(request.getfixturevalue("headgate_postgres_server")) as url:
-        table = KeyTable(database_url(url), FakeClock())
-        await table.prepare()
-        yield table
-        await table.aclose()
 
 
 async def test_a_key_is_found_until_it_is_revoked(keys: KeyTable) -> None:

@@ -16,8 +16,7 @@ from headgate.testing.servers import RedisServer
 from headgate_services.tiers import _redact_redis_credentials, middleware, setup_rate_limiting
 from headgate_services.tiers.bucket import Bucket
 from headgate_services.tiers.rate_limiter import Backends
-from tests.apps.processes import service_process
-from tests.apps.tiers.support import eventually
+from tests.apps.processes import service_process, until
 
 SECRET = "s3cret-p@ss/w%rd"
 ENCODED = "s3cret-p%40ss%2Fw%25rd"
@@ -126,7 +125,7 @@ async def test_s17_a_whole_run_leaves_no_password_in_the_log(tmp_path: Path) -> 
                 await client.get("/v1/whoami")
                 return any("is back after" in line for line in service.log)
 
-            await eventually(is_back)
+            await until(is_back)
             metrics = (await client.get("/metrics")).text
             assert 'backend="memory"' in metrics
             assert 'backend="atomic"' in metrics

@@ -138,7 +138,7 @@ def _replay(options: argparse.Namespace) -> None:
 
     files = [options.config, *([options.compare] if options.compare else [])]
     simulations = [Simulation(_limiter(file, options.limiter), options.model_retries) for file in files]
-    limiters = [simulation.limiter.policy for simulation in simulations]
+    limiters = [simulation.policy for simulation in simulations]
     scopes = tuple(dict.fromkeys(scope for limiter in limiters for scope in scopes_of(limiter)))
     _check_scopes(options, limiters, scopes)
     selection = Selection(

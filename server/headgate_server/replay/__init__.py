@@ -3,7 +3,7 @@
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.report import make_report, report_text
 from headgate_server.replay.requests import DEFAULT_BUFFER, LogCounts, LoggedRequest, Selection, read_requests
-from headgate_server.replay.simulation import Replayed, ReplayedLimiter, Simulation, needs_key, run, scopes_of
+from headgate_server.replay.simulation import Replayed, Simulation, needs_key, run, scopes_of
 from headgate_server.replay.sources import LogSource
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "LoggedRequest",
     "ReplayError",
     "Replayed",
-    "ReplayedLimiter",
     "Selection",
     "Simulation",
     "make_report",

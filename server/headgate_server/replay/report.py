@@ -39,14 +39,14 @@ def make_report(replayed: Replayed, counts: LogCounts, policies: Sequence[str], 
     compare = None
     if others and replayed.changes is not None:
         compare = {
-            "policy": _policy(others[0].limiter.policy.rules, policies[1]),
+            "policy": _policy(others[0].policy.rules, policies[1]),
             "result": others[0].as_json(),
             "changes": replayed.changes.as_json(),
         }
     return {
         "headgate_replay": VERSION,
         "log": log_figures(counts, replayed.first, replayed.last),
-        "policy": _policy(first.limiter.policy.rules, policies[0]),
+        "policy": _policy(first.policy.rules, policies[0]),
         "result": first.as_json(),
         "compare": compare,
         "notes": _notes(replayed, counts, buffer),
@@ -108,14 +108,14 @@ def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
         "the server's clock during the log shift its times."
     )
     for simulation in replayed.simulations:
-        if simulation.limiter.skipped:
+        if simulation.skipped:
             notes.append(
-                f"Skipped rules: {', '.join(simulation.limiter.skipped)}. Concurrent rules are not replayed, because most "
+                f"Skipped rules: {', '.join(simulation.skipped)}. Concurrent rules are not replayed, because most "
                 f"logs do not have the duration of requests."
             )
-        if simulation.limiter.overflowed:
+        if simulation.overflowed:
             notes.append(
-                f"Memory was full for {simulation.limiter.overflowed:,} requests, which shared one count; the figures "
+                f"Memory was full for {simulation.overflowed:,} requests, which shared one count; the figures "
                 f"are too strict."
             )
     if not replayed.simulations[0].tally.follows_all_keys:

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 from headgate import ConfigError, CostTooHigh, Decision, Rule
 from headgate.clock import MICROSECONDS, SteadyClock
-from headgate.policy import LimiterPolicy, ShadowCount, Version
+from headgate.policy import LimiterPolicy, Version, in_words
 from headgate.rules import SHARED
 from headgate.stores import MemoryStore, Request
 from headgate_server.replay.errors import ReplayError
@@ -42,21 +42,24 @@ class ReplayClock(SteadyClock):
         return self.at
 
 
-class ReplayedLimiter:
-    """One limiter of a policy, with the clock of a log.
+class Simulation:
+    """One limiter of a policy with the clock of a log, its decisions, and the retries of refused callers.
 
     Args:
         policy: The limiter. Its store and its settings for outages are ignored.
+        tries: Retries per refused request.
 
     Attributes:
         policy: The limiter, without the skipped rules.
         skipped: Names of the skipped rules: `concurrent` rules, because most logs do not have the duration of requests.
+        tally: The figures of its decisions.
+        retries: The retries of refused callers; `None` if they do not retry.
 
     Raises:
         ReplayError: It has only `concurrent` rules.
     """
 
-    def __init__(self, policy: LimiterPolicy) -> None:
+    def __init__(self, policy: LimiterPolicy, tries: int = 0) -> None:
         self.skipped = tuple(rule.name for rule in (*policy.rules, *policy.shadow) if _is_skipped(rule))
         rules, shadow = (
             tuple(rule for rule in rules if not _is_skipped(rule)) for rules in (policy.rules, policy.shadow)
@@ -71,7 +74,9 @@ class ReplayedLimiter:
         self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
         alone = replace(policy, store="memory://", on_store_error="open", deadline=None, lease=None)
         self._version = Version(alone, self._store)
-        self._decide = self._version.gate.decide
+        self._gate = self._version.gate
+        self.tally = ReplayTally(rules)
+        self.retries = Retries(self._decide, tries) if tries else None
 
     @property
     def overflowed(self) -> int:
@@ -79,20 +84,37 @@ class ReplayedLimiter:
         return self._store.overflowed
 
     def decide(self, request: LoggedRequest) -> Decision | None:
-        """Return the decision at the time of the request; `None` if its cost is above the capacity of a rule.
+        """Decide a request of the log at its time, and count it; `None` if its cost is above the capacity of a rule.
 
         Raises:
             ConfigError: The key does not fit the rules.
         """
+        if self.retries is not None:
+            self.retries.run_until(request.at)
+        decision = self._decide(request)
+        self.tally.add(request, decision)
+        if self.retries is not None and not _is_admitted(decision):
+            self.retries.add(request, decision)
+        return decision
+
+    def _decide(self, request: LoggedRequest) -> Decision | None:
         self._clock.at = request.at
         try:
-            return self._decide(Request("hit", request.key, request.cost, request.tier))[0]
+            return self._gate.decide(Request("hit", request.key, request.cost, request.tier))[0]
         except CostTooHigh:
             return None
 
-    def shadow_counts(self) -> dict[str, ShadowCount]:
-        """Return the counts of each shadow rule."""
-        return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
+    def as_json(self) -> dict[str, object]:
+        """Return the figures for the report."""
+        counts = [(shadow.rule, shadow.tally.so_far()) for shadow in self._version.shadows]
+        return {
+            **self.tally.as_json(),
+            "shadow": [
+                {"name": rule.name, "words": in_words(rule), "asked": count.asked, "refused": count.refused}
+                for rule, count in counts
+            ],
+            "retries": None if self.retries is None else self.retries.as_json(),
+        }
 
 
 def _is_skipped(rule: Rule) -> bool:
@@ -124,7 +146,7 @@ class Retries:
     """Model of callers that retry after the wait of a refusal, in whole seconds as in `Retry-After`.
 
     Args:
-        limiter: The limiter that decides.
+        decide: Decides a retry.
         tries: Retries per request.
 
     Attributes:
@@ -133,8 +155,8 @@ class Retries:
         gave_up: Requests that were never admitted.
     """
 
-    def __init__(self, limiter: ReplayedLimiter, tries: int) -> None:
-        self._limiter = limiter
+    def __init__(self, decide: Callable[[LoggedRequest], Decision | None], tries: int) -> None:
+        self._decide = decide
         self._pending: list[_Retry] = []
         self._waited_us = 0
         self.tries = tries
@@ -147,7 +169,7 @@ class Retries:
         while self._pending and (at is None or self._pending[0].at < at):
             retry = heappop(self._pending)
             self.made += 1
-            decision = self._limiter.decide(retry.request._replace(at=retry.at))
+            decision = self._decide(retry.request._replace(at=retry.at))
             if decision is not None and decision.allowed:
                 self.admitted += 1
                 self._waited_us += retry.at - retry.since
@@ -175,39 +197,6 @@ class Retries:
             "gave_up": self.gave_up,
             "mean_wait": self._waited_us / self.admitted / MICROSECONDS if self.admitted else None,
         }
-
-
-class Simulation:
-    """One limiter, its decisions, and the retries of refused callers.
-
-    Args:
-        policy: The limiter.
-        tries: Retries per refused request.
-    """
-
-    def __init__(self, policy: LimiterPolicy, tries: int = 0) -> None:
-        self.limiter = ReplayedLimiter(policy)
-        self.tally = ReplayTally(self.limiter)
-        self.retries = Retries(self.limiter, tries) if tries else None
-
-    def decide(self, request: LoggedRequest) -> Decision | None:
-        """Decide a request of the log, and count it.
-
-        Raises:
-            ConfigError: The key does not fit the rules.
-        """
-        if self.retries is not None:
-            self.retries.run_until(request.at)
-        decision = self.limiter.decide(request)
-        self.tally.add(request, decision)
-        if self.retries is not None and not _is_admitted(decision):
-            self.retries.add(request, decision)
-        return decision
-
-    def as_json(self) -> dict[str, object]:
-        """Return the figures for the report."""
-        retries = None if self.retries is None else self.retries.as_json()
-        return {**self.tally.as_json(), "retries": retries}
 
 
 @dataclass(slots=True)

@@ -9,15 +9,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headgate import Decision
+from headgate import Decision, Rule
 from headgate.clock import MICROSECONDS
 from headgate.policy import in_words
 from headgate_server.replay.requests import LoggedRequest
-
-if TYPE_CHECKING:
-    from headgate_server.replay.simulation import ReplayedLimiter
 
 MOST_KEYS = 100_000
 """Keys with separate figures."""
@@ -55,12 +52,11 @@ class ReplayTally:
     """The decisions of a limiter for a log.
 
     Args:
-        limiter: The limiter; the report shows its rules.
+        rules: The live rules of the limiter.
     """
 
-    def __init__(self, limiter: ReplayedLimiter) -> None:
-        self._limiter = limiter
-        self._rules = limiter.policy.rules
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
         self.counts = [0, 0]
         self.follows_all_keys = True
         self._too_costly = 0
@@ -124,7 +120,6 @@ class ReplayTally:
     def as_json(self) -> dict[str, Any]:
         """Return the figures for the report."""
         requests = sum(self.counts)
-        shadow = self._limiter.shadow_counts()
         return {
             "requests": requests,
             "admitted": self.counts[ADMITTED],
@@ -145,15 +140,6 @@ class ReplayTally:
                 for index, rule in enumerate(self._rules)
             ],
             "too_costly": self._too_costly,
-            "shadow": [
-                {
-                    "name": rule.name,
-                    "words": in_words(rule),
-                    "asked": shadow[rule.name].asked,
-                    "refused": shadow[rule.name].refused,
-                }
-                for rule in self._limiter.policy.shadow
-            ],
             "worst_callers": self._worst_callers(),
             "routes": self._worst_routes(),
             "hours": [

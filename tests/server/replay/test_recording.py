@@ -18,7 +18,7 @@ from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call
 from headgate.policy import LivePolicy, parse_policy
 from headgate.testing import FakeClock
-from headgate_server.replay import LogCounts, LogSource, ReplayedLimiter, Selection, read_requests
+from headgate_server.replay import LogCounts, LogSource, Selection, Simulation, read_requests
 from headgate_server.replay.recording import DecisionRecorder
 
 POLICIES = (
@@ -64,7 +64,7 @@ def test_a_recorded_trace_replays_with_exactly_the_live_decisions(
                     continue  # not a decision, so it is not recorded
                 limiters["api"].check(key)
         recorder.close()
-        replayed = ReplayedLimiter(policy.limiters["api"])
+        replayed = Simulation(policy.limiters["api"])
         if not live:
             assert file.read_bytes() == b""
             return

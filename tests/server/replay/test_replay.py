@@ -11,7 +11,6 @@ from headgate.policy import LimiterPolicy, parse_policy
 from headgate_server.replay import (
     LogCounts,
     LoggedRequest,
-    ReplayedLimiter,
     ReplayError,
     Simulation,
     make_report,
@@ -115,10 +114,10 @@ def test_shadow_rules_refuse_nothing_and_are_counted() -> None:
 def test_memory_holds_only_live_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ten keys per second, each live for a second and a bucket; expired keys are dropped.
     monkeypatch.setattr("headgate_server.replay.simulation.MAX_KEYS", 100)
-    limiter = ReplayedLimiter(policy('rules = ["5/second"]'))
+    simulation = Simulation(policy('rules = ["5/second"]'))
     for number in range(20_000):
-        limiter.decide(logged([number / 10], f"key-{number}")[0])
-    assert limiter.overflowed == 0
+        simulation.decide(logged([number / 10], f"key-{number}")[0])
+    assert simulation.overflowed == 0
 
 
 def test_requests_that_find_memory_full_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

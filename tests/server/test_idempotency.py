@@ -43,14 +43,6 @@ async def test_a_call_sent_again_counts_once_and_gets_the_same_answer() -> None:
     assert await used(server) == 1
 
 
-async def test_calls_at_the_same_time_count_once() -> None:
-    server = Server()
-    answers = await asyncio.gather(*(hit(server) for _ in range(8)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.content for answer in answers}) == 1
-    assert await used(server) == 1
-
-
 async def test_a_hold_sent_again_is_the_same_hold() -> None:
     server = Server()
     body = {"key": "alice", "cost": 4}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -96,17 +95,6 @@ async def test_a_body_of_unknown_length_is_read_no_further_than_allowed() -> Non
     answers = await called(server, receive)
     assert answers[0]["status"] == 413
     assert sent == 4
-
-
-async def test_a_body_in_pieces_is_put_together() -> None:
-    server = Server(SMALL)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for piece in (b'{"key"', b": ", b'"alice"', b"}"):
-            yield piece
-
-    response = await server.client.post(HIT, content=pieces(), headers=JSON)
-    assert response.json()["remaining"] == 4
 
 
 @pytest.mark.parametrize("begun", [True, False])

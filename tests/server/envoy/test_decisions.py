@@ -94,12 +94,6 @@ async def test_unknown_domain_and_descriptor_are_ok() -> None:
 # Costs
 
 
-async def test_hits_addend_of_request_and_descriptor() -> None:
-    service = Service(TWO)
-    assert left(await service.ask({"client": "a"}, {"path": "/", "hits": 1}, hits=3)) == [2, 2]
-    assert left(await service.ask({"client": "a"})) == [1]
-
-
 @pytest.mark.parametrize("hits", [6, 2**32 - 1])
 async def test_cost_above_capacity_is_over_limit(hits: int) -> None:
     service = Service(TWO)

@@ -49,7 +49,6 @@ from headgate_server.wire import (
     ResetBody,
     SettleBody,
     WaitAnswer,
-    WireCost,
     decision_answer,
     key_from,
     wait_answer,
@@ -69,8 +68,6 @@ MAX_BLOCKING = 0.002
 _CONCURRENT = frozenset({"hit", "check", "record", "wait-hint"})
 """Operations that may be in progress at the same time, because stores process them in order."""
 
-_DECISIONS = frozenset({"hit", "check", "wait-hint"})
-
 _OF_HOLDS = frozenset({"settle", "release", "confirm", "renew"})
 
 
@@ -87,24 +84,19 @@ class Operations:
         self._checks = StoreChecks(live)
 
     async def hit(self, body: HitBody, name: str) -> DecisionAnswer:
-        decision, _ = await _decide(self._limiter(name), "hit", body, body.cost)
+        decision, _ = await _decide(self._limiter(name), "hit", body)
         return decision_answer(decision)
 
     async def check(self, body: HitBody, name: str) -> DecisionAnswer:
-        decision, _ = await _decide(self._limiter(name), "peek", body, body.cost)
+        decision, _ = await _decide(self._limiter(name), "peek", body)
         return decision_answer(decision)
 
     async def wait_hint(self, body: HitBody, name: str) -> WaitAnswer:
-        decision, _ = await _decide(self._limiter(name), "peek", body, body.cost)
+        decision, _ = await _decide(self._limiter(name), "peek", body)
         return wait_answer(decision)
 
     async def record(self, body: RecordBody, name: str) -> RecordAnswer:
-        return await self._record(self._limiter(name), body, body.cost)
-
-    async def _record(
-        self, limiter: AsyncPolicyLimiter, body: RecordBody | BatchCall, cost: WireCost | list[int]
-    ) -> RecordAnswer:
-        version, key = limiter.current, key_from(body.key)
+        version, key, cost = self._limiter(name).current, key_from(body.key), body.cost
         if isinstance(cost, list):
             if len(cost) != len(version.rules):
                 raise ApiProblem(422, f"{len(cost)} costs for {len(version.rules)} rules - at `$.cost`")
@@ -232,14 +224,19 @@ class Operations:
             raise ApiProblem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
         cost = 1 if call.cost is None else call.cost
         if operation == "record":
-            return await self._record(limiter, call, cost)
+            return await self.record(RecordBody(call.key, cost, call.tier, call.quota), name)
         if isinstance(cost, list):
             raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
-        if operation in _DECISIONS:
-            decision, _ = await _decide(limiter, "hit" if operation == "hit" else "peek", call, cost)
-            return wait_answer(decision) if operation == "wait-hint" else decision_answer(decision)
-        if operation == "hold":
-            return await self.hold(request, HitBody(call.key, cost, call.tier, call.quota, call.final), name)
+        body = HitBody(call.key, cost, call.tier, call.quota, call.final)
+        match operation:
+            case "hit":
+                return await self.hit(body, name)
+            case "check":
+                return await self.check(body, name)
+            case "wait-hint":
+                return await self.wait_hint(body, name)
+            case "hold":
+                return await self.hold(request, body, name)
         return await self._reset_one(call, name, request)
 
     async def _end(self, call: BatchCall) -> Struct:
@@ -271,12 +268,11 @@ class Operations:
             raise _no_limiter(name, list(self._live)) from None
 
 
-def _decide(
-    limiter: AsyncPolicyLimiter, operation: Operation, body: HitBody | BatchCall, cost: WireCost
-) -> Awaitable[Answer]:
+def _decide(limiter: AsyncPolicyLimiter, operation: Operation, body: HitBody) -> Awaitable[Answer]:
     """Return the awaitable answer of a limiter."""
     version = limiter.current  # rules, units and gate of one version
-    request = version.request(operation, key_from(body.key), cost, body.tier, body.quota, is_final=body.final)
+    key = key_from(body.key)
+    request = version.request(operation, key, body.cost, body.tier, body.quota, is_final=body.final)
     return version.gate.decide(request)
 
 

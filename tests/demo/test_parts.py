@@ -16,7 +16,7 @@ from headgate.testing.postgres_server import PostgresServer
 from headgate_server.hosting import listen, url_of
 from headgate_services.demo import DemoError
 from headgate_services.demo.bot_api import BotApiStandIn
-from headgate_services.demo.data import running_postgres
+from headgate_services.demo.data import running_servers
 from headgate_services.demo.hosting import Hosted, listen_near
 from headgate_services.demo.running import check_loopback
 from headgate_services.demo.services import environment
@@ -68,9 +68,9 @@ def test_an_environment_is_replaced_and_restored() -> None:
 def test_only_kept_data_waits_for_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise Ctrl-C takes seconds on a busy machine, for files that are then removed."""
     started: list[Mapping[str, str]] = []
-    monkeypatch.setattr(PostgresServer, "start", lambda server: started.append(server.settings))
+    monkeypatch.setattr(PostgresServer, "start", lambda server: started.append(server.settings) or server)
     for keep in (None, folder):
-        with running_postgres(keep):
+        with running_servers(keep, lambda name: None):
             pass
     assert started == [{"fsync": "off", "full_page_writes": "off"}, {}]
 

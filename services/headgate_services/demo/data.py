@@ -7,11 +7,15 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headgate.testing.servers import RedisServer, ServerError
 from headgate_services.demo import DemoError
+
+if TYPE_CHECKING:
+    from headgate.testing.postgres_server import PostgresServer
 
 # Otherwise Ctrl-C waits until all data is on disk, and then deletes it.
 _NOT_KEPT = {"fsync": "off", "full_page_writes": "off"}
@@ -45,6 +49,8 @@ def data_folder(keep: Path | None) -> Iterator[Path]:
 def running_servers(keep: Path | None, ready: Callable[[str], None]) -> Iterator[tuple[str, str]]:
     """Run Redis and PostgreSQL; provide the URL of Redis without a database, and that of a PostgreSQL database.
 
+    Redis needs a password, and PostgreSQL listens on a socket in a private folder only.
+
     Args:
         keep: A folder for the files of PostgreSQL; by default they are removed at the end.
         ready: Called with the name of each server once it answers.
@@ -52,45 +58,26 @@ def running_servers(keep: Path | None, ready: Callable[[str], None]) -> Iterator
     Raises:
         DemoError: One of them does not start.
     """
-    with running_redis() as redis_url:
-        ready("Redis")
-        with running_postgres(keep) as postgres_url:
-            ready("PostgreSQL")
-            yield redis_url, postgres_url
-
-
-@contextmanager
-def running_redis() -> Iterator[str]:
-    """Run an empty Redis that needs a password; provide its URL, without a database."""
     password = secrets.token_hex(16)
-    server = RedisServer(options=("--requirepass", password))
-    try:
+    with ExitStack() as stack:
         try:
-            server.start()
-        except ServerError as error:
+            redis = stack.enter_context(RedisServer(options=("--requirepass", password)))
+            ready("Redis")
+            postgres = stack.enter_context(_postgres(keep, stack))
+            ready("PostgreSQL")
+        except (OSError, ServerError) as error:
             raise DemoError(str(error)) from error
-        yield f"redis://:{password}@127.0.0.1:{server.port}"
-    finally:
-        server.stop()
+        yield f"redis://:{password}@127.0.0.1:{redis.port}", postgres.url
 
 
-@contextmanager
-def running_postgres(keep: Path | None) -> Iterator[str]:
-    """Run a PostgreSQL that listens on a socket in a private folder only; provide the URL of a database."""
+def _postgres(keep: Path | None, stack: ExitStack) -> PostgresServer:
     from headgate.testing.postgres_server import (
         PostgresServer,
     )  # takes a moment, while Redis is already running
 
+    if keep is not None:
+        return PostgresServer(folder=keep / "postgres")
     # Not in the folder of the demo: for root it runs as the user nobody, who must be able to reach it.
-    folder = Path(tempfile.mkdtemp(prefix="headgate-demo-")) if keep is None else keep / "postgres"
-    server = PostgresServer(settings=_NOT_KEPT if keep is None else None, folder=folder)
-    try:
-        try:
-            server.start()
-        except (OSError, ServerError) as error:
-            raise DemoError(f"PostgreSQL does not start in {folder} ({error})") from error
-        yield server.url
-    finally:
-        server.stop()
-        if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="headgate-demo-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return PostgresServer(settings=_NOT_KEPT, folder=folder)

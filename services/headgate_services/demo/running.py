@@ -64,16 +64,7 @@ def _load(progress: Progress) -> Any:
 def _show(running: Any, progress: Progress) -> None:
     for hosted in (running.dashboard, *running.services):
         hosted.on_end(lambda ended: progress.problem(f"{ended.name} has ended; the rest goes on"))
-    progress.show(
-        _welcome(
-            running.dashboard.url,
-            {service.name: service.url for service in running.services},
-            running.policy,
-            running.api_key,
-            running.submitter_id,
-            running.traffic.on,
-        )
-    )
+    progress.show(_welcome(running))
 
 
 def check_loopback(host: str) -> None:
@@ -113,12 +104,12 @@ class Progress:
         self.show(f"  {part:<30} {time.monotonic() - self._begin:5.1f} s")
 
 
-def _welcome(
-    dashboard: str, services: dict[str, str], policy: Path, api_key: str, submitter_id: str, traffic: bool
-) -> str:
+def _welcome(running: Any) -> str:
     """Return the block with all addresses, commands to try, and how to stop it."""
     json = "-H 'Content-Type: application/json'"
-    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{submitter_id}"}}'
+    petition = f'{{"type": "GENERAL", "text": "More benches", "submitter_id": "{running.submitter_id}"}}'
+    dashboard = running.dashboard.url
+    services = {service.name: service.url for service in running.services}
     return "\n".join(
         [
             "",
@@ -126,15 +117,15 @@ def _welcome(
             "",
             f"  {'dashboard':<11}{dashboard + '/':<26}who asks, who is refused, and why",
             *(f"  {name:<11}{url:<26}{_ABOUT[name]}" for name, url in services.items()),
-            f"  {'policy':<11}{policy}",
+            f"  {'policy':<11}{running.policy}",
             "             edit it, and the change applies at once",
             "",
             "Try, several times each:",
             "",
             f'  curl -s {dashboard}/v1/limiters/login/hit {json} -d \'{{"key": "you"}}\'',
-            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {api_key}'",
+            f"  curl -si {services['tiers']}/v1/whoami -H 'X-API-Key: {running.api_key}'",
             f"  curl -si {services['petitions']}/v1/petition-submissions {json} -d '{petition}'",
             "",
-            f"Traffic is {'on' if traffic else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
+            f"Traffic is {'on' if running.traffic.on else 'off'}; the dashboard has the switch. Ctrl-C stops everything.",
         ]
     )

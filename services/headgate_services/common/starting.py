@@ -23,7 +23,11 @@ T = TypeVar("T")
 
 
 class RunnableSettings(Protocol):
-    """Settings that every service has."""
+    """Settings that every service has.
+
+    `separate_counts` describes the counts that each process keeps separately, with the setting that moves them; empty if
+    there are none.
+    """
 
     @property
     def host(self) -> str: ...
@@ -31,6 +35,8 @@ class RunnableSettings(Protocol):
     def port(self) -> int: ...
     @property
     def log_level(self) -> str: ...
+    @property
+    def separate_counts(self) -> str: ...
 
 
 S = TypeVar("S", bound=RunnableSettings)
@@ -61,7 +67,6 @@ class Program(Generic[S]):
         load: Reads the settings.
         create_app: Creates the application.
         checks: Run before the server starts; raise `SettingsError` if the service cannot work.
-        in_memory: Returns which state each process would keep separately and the setting that moves it; empty if none.
         set_up_log: Configures logging for a level.
         access_log: Whether every request is logged.
     """
@@ -70,7 +75,6 @@ class Program(Generic[S]):
     load: Callable[[], S]
     create_app: Callable[[S], Any]
     checks: tuple[Callable[[S], Coroutine[Any, Any, None]], ...] = ()
-    in_memory: Callable[[S], str] = lambda settings: ""
     set_up_log: Callable[[str], None] = log_to_stderr
     access_log: bool = True
 
@@ -89,7 +93,7 @@ class Program(Generic[S]):
             settings = self._prepare()
             for check in self.checks:
                 asyncio.run(check(settings))
-            _check_workers(workers, self.in_memory(settings))
+            _check_workers(workers, settings.separate_counts)
             app = self.create_app(settings) if workers == 1 else None
         except HeadgateError as error:
             print(redact(str(error)), file=sys.stderr)
@@ -131,8 +135,10 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     return run_to_end
 
 
-def _check_workers(workers: int, in_memory: str) -> None:
+def _check_workers(workers: int, separate_counts: str) -> None:
     if not 1 <= workers <= MAX_WORKERS:
         raise ConfigError(f"--workers: must be from 1 to {MAX_WORKERS}")
-    if workers > 1 and in_memory:
-        raise ConfigError(f"--workers: {workers} processes would each count for themselves: {in_memory}")
+    if workers > 1 and separate_counts:
+        raise ConfigError(
+            f"--workers: {workers} processes would each count for themselves: {separate_counts}"
+        )

@@ -21,18 +21,18 @@ logger = logging.getLogger(__name__)
 _claimed: set[str] = set()
 
 
-def report_separate_counts(service: str, in_memory: str) -> None:
+def report_separate_counts(service: str, separate_counts: str) -> None:
     """Log an ERROR if another worker of this service counts in memory too.
 
     Args:
         service: The name of the service.
-        in_memory: Description of the counts in memory with the setting that moves them; empty to skip the check.
+        separate_counts: Description of the counts in memory with the setting that moves them; empty to skip the check.
     """
-    if in_memory and not _is_first_worker(service):
+    if separate_counts and not _is_first_worker(service):
         logger.error(
             "This is one of several worker processes, and each counts separately: "
             "together they admit a multiple of the limit: %s",
-            in_memory,
+            separate_counts,
         )
 
 

@@ -58,7 +58,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        report_separate_counts("mail", _in_memory(settings))
+        report_separate_counts("mail", settings.separate_counts)
         async with aclosing(services):
             await _prepare(services)
             yield
@@ -151,7 +151,7 @@ async def reset_limit() -> None:
 def _send_limit() -> aclosing[GlobalRateLimiter]:
     """Return the limiter of the service, for a command."""
     settings = load_settings()
-    if settings.counts_in_memory:
+    if settings.separate_counts:
         raise SettingsError(
             "RATE_LIMIT_STORE: counts in the memory of the service cannot be reached by a command; use a shared store, like redis://localhost"
         )
@@ -178,16 +178,7 @@ async def _check_store(settings: Settings) -> None:
             logger.warning("Rate limit store unavailable: %s", error)
 
 
-def _in_memory(settings: Settings) -> str:
-    hint = "the send limit is in memory; set RATE_LIMIT_STORE to a shared store"
-    return hint if settings.counts_in_memory else ""
-
-
 PROGRAM = Program(
-    "headgate_services.mail.app:PROGRAM",
-    load_settings,
-    create_app,
-    (_check_database, _check_store),
-    _in_memory,
+    "headgate_services.mail.app:PROGRAM", load_settings, create_app, (_check_database, _check_store)
 )
 main = PROGRAM.main

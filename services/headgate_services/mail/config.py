@@ -108,10 +108,12 @@ class Settings(ServiceSettings):
         return self
 
     @property
-    def counts_in_memory(self) -> bool:
-        """Whether there is a limit and each process counts it separately."""
+    def separate_counts(self) -> str:
+        """The counts that each process keeps separately, and the setting that moves them; empty if there are none."""
         is_limited = self.global_send_rate_limit_per_minute or self.global_send_rate_limit_per_hour
-        return bool(is_limited) and self.rate_limit_store.startswith("memory:")
+        if is_limited and self.rate_limit_store.startswith("memory:"):
+            return "the send limit is in memory; set RATE_LIMIT_STORE to a shared store"
+        return ""
 
     @property
     def inbox_domain(self) -> str:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -173,7 +173,10 @@ class PetitionsSettings:
         cleanup_interval_seconds: Seconds between removals of expired counters.
         status_wait_seconds: The longest wait for a new status.
         metrics_max_submitters: The number of submitters with separate metric series.
+        separate_counts: Empty, because all counts are in the database.
     """
+
+    separate_counts: ClassVar[str] = ""
 
     queue: PetitionQueueConfig = Field(default_factory=PetitionQueueConfig)
     rate_limit: PetitionRateLimitConfig = Field(default_factory=PetitionRateLimitConfig)

@@ -111,7 +111,7 @@ def _build(
 def _application(settings: TelegramSettings, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        report_separate_counts("telegram", _in_memory(settings))
+        report_separate_counts("telegram", settings.separate_counts)
         async with closing:
             yield
 
@@ -288,12 +288,5 @@ def _load_and_log() -> TelegramSettings:
     return load_settings()
 
 
-def _in_memory(settings: TelegramSettings) -> str:
-    hint = "the counts are in memory; set RATE_LIMIT_KV to a shared store"
-    return hint if settings.counts_in_memory else ""
-
-
-PROGRAM = Program(
-    "headgate_services.telegram.app:PROGRAM", _load_and_log, create_app, (_check_kv,), _in_memory
-)
+PROGRAM = Program("headgate_services.telegram.app:PROGRAM", _load_and_log, create_app, (_check_kv,))
 main = PROGRAM.main

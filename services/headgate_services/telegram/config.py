@@ -139,6 +139,12 @@ class TelegramSettings(ServiceSettings):
         return self.rate_limit_kv.lower().startswith("memory:")
 
     @property
+    def separate_counts(self) -> str:
+        """The counts that each process keeps separately, and the setting that moves them; empty if there are none."""
+        hint = "the counts are in memory; set RATE_LIMIT_KV to a shared store"
+        return hint if self.counts_in_memory else ""
+
+    @property
     def updates_kv(self) -> str:
         """The URL of the store for ids of updates: by default memory if the counts are in memory, otherwise a file."""
         return self.seen_updates_kv or ("memory://" if self.counts_in_memory else DEFAULT_UPDATES_KV)

@@ -20,7 +20,7 @@ from headgate_services.common.workers import report_separate_counts
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.config import TiersSettings, load_settings
 from headgate_services.tiers.keys import KeyTable
-from headgate_services.tiers.limits import limits_by_tier
+from headgate_services.tiers.limits import ANONYMOUS, limits_by_tier
 from headgate_services.tiers.log import log
 from headgate_services.tiers.metrics import TierMetrics
 from headgate_services.tiers.middleware import (
@@ -49,7 +49,7 @@ def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = N
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        report_separate_counts("tiers", _in_memory(settings))
+        report_separate_counts("tiers", settings.separate_counts)
         try:
             await keys.prepare()
             yield
@@ -131,10 +131,9 @@ async def _whoami(request: Request) -> dict[str, Any]:
         raise HTTPException(503, "API keys cannot be looked up at the moment", {"Retry-After": "1"})
     user = request.state.user
     standing: Standing | None = getattr(request.state, "rate_limit", None)
-    known = {"user": None if user is None else user.id}
+    known = {"user": user and user.id, "tier": user.tier if user else ANONYMOUS}
     if standing is None:
-        tier = "anonymous" if user is None else user.tier
-        return {**known, "tier": tier, "limit": None, "capacity": None, "remaining": None, "reset": None}
+        return {**known, **dict.fromkeys(("limit", "capacity", "remaining", "reset"))}
     return {
         **known,
         "tier": standing.tier,
@@ -145,16 +144,7 @@ async def _whoami(request: Request) -> dict[str, Any]:
     }
 
 
-def _in_memory(settings: TiersSettings) -> str:
-    is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
-    return "the buckets are in memory; set SAJU_REDIS_URL to a shared Redis" if is_in_memory else ""
-
-
 PROGRAM = Program(
-    "headgate_services.tiers.app:PROGRAM",
-    load_settings,
-    create_app,
-    (_check_database, _check_redis),
-    _in_memory,
+    "headgate_services.tiers.app:PROGRAM", load_settings, create_app, (_check_database, _check_redis)
 )
 main = PROGRAM.main

@@ -47,6 +47,12 @@ class TiersSettings(AtomicSwitch):
     port: int = Field(default=8000, ge=0, le=65535)
     log_level: LogLevel = "INFO"
 
+    @property
+    def separate_counts(self) -> str:
+        """The counts that each process keeps separately, and the setting that moves them; empty if there are none."""
+        is_in_memory = self.saju_enable_rate_limiting and not self.saju_redis_url
+        return "the buckets are in memory; set SAJU_REDIS_URL to a shared Redis" if is_in_memory else ""
+
 
 load_settings = partial(load, TiersSettings)
 

@@ -39,7 +39,7 @@ from headgate_services.tiers.limits import (
     limits_by_tier,
 )
 from headgate_services.tiers.log import LimitedLog, _redact_redis_credentials, log
-from headgate_services.tiers.rate_limiter import DEADLINE, Backends, TokenBucketRateLimiter
+from headgate_services.tiers.rate_limiter import DEADLINE, Backends
 
 __all__ = [
     "DEFAULT_RATE_LIMITS",
@@ -156,7 +156,7 @@ class RateLimitMiddleware:
         self.limits = limits_by_tier(rate_limits)
         atomic = atomic_by_environment() if use_atomic_redis is None else use_atomic_redis
         self.backends = Backends(redis_client, atomic=atomic, clock=clock, deadline=deadline)
-        self._limiters = {tier: self._limiter(limit) for tier, limit in self.limits.items()}
+        self._buckets = {tier: limit.bucket() for tier, limit in self.limits.items()}
         self._excluded = frozenset(EXCLUDED_PATHS if exclude_paths is None else exclude_paths)
         self._address = by_address() if address is None else address
         self._on_decision = on_decision
@@ -185,7 +185,7 @@ class RateLimitMiddleware:
     async def decide(self, scope: Scope) -> Standing:
         """Take a token for a request."""
         who = self.identify(scope)
-        outcome = await self._limiters[who.tier].take(who.key)
+        outcome = await self.backends.take(self._buckets[who.tier], who.key, 1)
         standing = Standing(who.tier, self.limits[who.tier], outcome)
         if not outcome.allowed:
             self._log_refusal(
@@ -210,10 +210,6 @@ class RateLimitMiddleware:
         user_id = _attribute(user, "id")
         key = f"ip:{self._address(scope)}" if user_id is None else f"user:{user_id}"
         return Identity(key, tier if tier in self.limits else ANONYMOUS)
-
-    def _limiter(self, limit: TierLimit) -> TokenBucketRateLimiter:
-        bucket = limit.bucket()
-        return TokenBucketRateLimiter(bucket.capacity, bucket.refill_rate, backends=self.backends)
 
 
 class _Response:

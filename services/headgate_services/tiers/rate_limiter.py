@@ -127,7 +127,6 @@ class TokenBucketRateLimiter:
         refill_rate: Tokens per second.
         redis_client: The Redis client; without it, buckets are in this process.
         use_atomic_redis: Whether to use the script instead of the pipeline.
-        backends: Shared back ends, instead of `redis_client`.
     """
 
     def __init__(
@@ -137,10 +136,9 @@ class TokenBucketRateLimiter:
         redis_client: Redis | None = None,
         *,
         use_atomic_redis: bool = False,
-        backends: Backends | None = None,
     ) -> None:
         self.bucket = Bucket(capacity, refill_rate)
-        self._backends = backends or Backends(redis_client, atomic=use_atomic_redis)
+        self._backends = Backends(redis_client, atomic=use_atomic_redis)
 
     async def take(self, key: str, cost: int = 1) -> Outcome:
         """Take tokens from the bucket of a key, if there are enough.

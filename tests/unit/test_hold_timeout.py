@@ -17,6 +17,7 @@ from headgate import (
     Limiter,
     MemoryStore,
     RateLimited,
+    StoreOverloaded,
     concurrent,
     sliding_log,
     sliding_window,
@@ -348,3 +349,33 @@ async def test_hold_of_an_older_policy_wakes_a_waiter_of_the_newer_one(tmp_path:
         await hold.release()
         async with asyncio.timeout(PATIENCE):
             assert await waiting
+
+
+@pytest.mark.usefixtures("frequent_renewal")
+async def test_a_busy_process_asks_again_for_the_turn_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """If each such call tried to take units at once, a busy process would be busier still."""
+    entered: list[object] = []
+
+    class Entered(Hook):
+        """Notes how often the queue was entered before each attempt."""
+
+        def decided(self, call: Any, decision: Any, seconds: float) -> None:
+            attempts.append(len(entered))
+
+    async def enter(queue: Any, ticket: Any, priority: int) -> bool:
+        entered.append(ticket)
+        if len(entered) < 3:
+            raise StoreOverloaded("too many calls at once")
+        return await enters(queue, ticket, priority)
+
+    attempts: list[int] = []
+    async with AsyncLimiter(
+        places(), name="a", store=f"sqlite:///{tmp_path}/a.db", hooks=[Entered()]
+    ) as limiter:
+        enters = limiter._queues.enter
+        monkeypatch.setattr(limiter._queues, "enter", enter)
+        async with asyncio.timeout(PATIENCE):
+            assert await limiter.hold("gpt", timeout=inf)
+    assert attempts == [3]

@@ -7,7 +7,7 @@ from time import monotonic
 
 from headgate._concurrency import AsyncEvent
 from headgate._fair_queue import FairQueue, Ticket
-from headgate.errors import StoreError
+from headgate.errors import StoreError, StoreOverloaded
 from headgate.outage.fallback import Health
 from headgate.rules import Rule
 from headgate.stores.queues import RENEW_EVERY, AsyncQueues, KeyParts
@@ -147,5 +147,7 @@ class AsyncWaitingTurn:
             return True
         try:
             return await self._queues.enter(queue, self._ticket, self._priority)
+        except StoreOverloaded:
+            return self._has_come
         except StoreError:
             return True

@@ -8,7 +8,7 @@ from time import monotonic
 
 from headgate._concurrency import Event
 from headgate._fair_queue import FairQueue, Ticket
-from headgate.errors import StoreError
+from headgate.errors import StoreError, StoreOverloaded
 from headgate.outage.fallback import Health
 from headgate.rules import Rule
 from headgate.stores.queues import RENEW_EVERY, KeyParts, Queues
@@ -148,5 +148,7 @@ class WaitingTurn:
             return True
         try:
             return self._queues.enter(queue, self._ticket, self._priority)
+        except StoreOverloaded:
+            return self._has_come
         except StoreError:
             return True

@@ -22,9 +22,9 @@ from pathlib import Path
 from headgate.testing.servers import ServerError
 from tests.faults.checker import check
 from tests.faults.history import load, save
-from tests.faults.places import PLACES, Place
 from tests.faults.rounds import Outcome, Round
 from tests.faults.shrinking import shrink
+from tests.faults.stores import STORES, StoreUnderTest
 
 ROUNDS_PER_START = 3
 """Number of rounds after which servers are restarted."""
@@ -58,35 +58,35 @@ class Report:
         self.unjudged = 0
         self.broken_off = 0
 
-    def is_reached(self, place: str) -> bool:
+    def is_reached(self, store: str) -> bool:
         """Return whether the group of a store has reached its goal."""
-        return any(place in kind and self._made(kind) >= goal for kind, goal in GOALS.items())
+        return any(store in kind and self._made(kind) >= goal for kind, goal in GOALS.items())
 
     def _made(self, kind: tuple[str, ...]) -> int:
-        return sum(self.decisions[place] for place in kind)
+        return sum(self.decisions[store] for store in kind)
 
-    def add(self, place: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
+    def add(self, store: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
         """Count and print a round, and save its history if there are violations or failures."""
         calls = outcome.history.calls if outcome.is_judged else []
         decisions = sum(call.times for call in calls if call.outcome in ("admitted", "refused"))
-        self.decisions[place] += decisions
+        self.decisions[store] += decisions
         self.faults.update(outcome.faults)
         self.unjudged += not outcome.is_judged
         wrong = len(outcome.violations) + len(outcome.failures)
         self.violations += wrong
         seconds = int(time.monotonic() - self.began)
         print(
-            f"{seconds // 60:3}:{seconds % 60:02} {place:<15} seed {seed:<10} {'calm  ' if calm else 'faults'} "
+            f"{seconds // 60:3}:{seconds % 60:02} {store:<15} seed {seed:<10} {'calm  ' if calm else 'faults'} "
             f"{decisions:>9,} decisions {sum(outcome.faults.values()):>3} faults {wrong:>3} violations | all: "
             f"{self.decisions.total():,} decisions, {self.faults.total():,} faults, {self.violations} violations",
             flush=True,
         )
         if wrong:
-            self._keep(place, seed, outcome)
+            self._keep(store, seed, outcome)
 
-    def _keep(self, place: str, seed: int, outcome: Outcome) -> None:
+    def _keep(self, store: str, seed: int, outcome: Outcome) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole = self.folder / f"{place}-{seed}.jsonl"
+        whole = self.folder / f"{store}-{seed}.jsonl"
         save(outcome.history, whole)
         print(f"    saved to {whole}")
         for failure in outcome.failures:
@@ -101,8 +101,8 @@ class Report:
 
     def close(self) -> int:
         """Print the totals, and return the exit code."""
-        for place, decisions in sorted(self.decisions.items()):
-            print(f"{place:<15} {decisions:>12,} decisions")
+        for store, decisions in sorted(self.decisions.items()):
+            print(f"{store:<15} {decisions:>12,} decisions")
         for kind, goal in GOALS.items():
             if made := self._made(kind):
                 print(f"{made:,} of {goal:,} on {', '.join(kind)}")
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=None, help="seed of all random choices; default: a random seed"
     )
-    parser.add_argument("--store", action="append", choices=PLACES, help="only this store; may be repeated")
+    parser.add_argument("--store", action="append", choices=STORES, help="only this store; may be repeated")
     parser.add_argument("--calls", type=int, default=10_000, help="calls of each worker in a round")
     parser.add_argument("--burst", type=int, default=1, help="maximum number of hits in a burst")
     parser.add_argument("--load", type=int, default=1, help="factor of the limits, for large bursts")
@@ -150,11 +150,11 @@ def main() -> int:
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}, {arguments.minutes:g} minutes, failures are saved to {arguments.keep}/")
     report = Report(arguments.keep)
-    places = {name: partial(PLACES[name], arguments.load) for name in arguments.store or PLACES}
+    stores = {name: partial(STORES[name], arguments.load) for name in arguments.store or STORES}
     is_over = report.is_reached if arguments.goals else lambda name: False
-    for place, round_seed, calm in rounds(random.Random(seed), places, arguments.minutes, is_over):
+    for store, round_seed, calm in rounds(random.Random(seed), stores, arguments.minutes, is_over):
         one = Round(
-            place,
+            store,
             round_seed,
             arguments.calls,
             arguments.seconds,
@@ -165,33 +165,33 @@ def main() -> int:
             deadline=arguments.deadline,
         )
         try:
-            report.add(place.name, round_seed, one.run(), calm=calm)
+            report.add(store.name, round_seed, one.run(), calm=calm)
         except (AssertionError, ServerError) as error:  # on a busy machine, a server did not restart in time
             report.broken_off += 1
-            print(f"    {place.name}, seed {round_seed}: the round was aborted: {error}", flush=True)
-            place.is_broken = True
+            print(f"    {store.name}, seed {round_seed}: the round was aborted: {error}", flush=True)
+            store.is_broken = True
     return report.close()
 
 
 def rounds(
     rng: random.Random,
-    places: Mapping[str, Callable[[], AbstractContextManager[Place]]],
+    stores: Mapping[str, Callable[[], AbstractContextManager[StoreUnderTest]]],
     minutes: float,
     is_over: Callable[[str], bool],
-) -> Iterator[tuple[Place, int, bool]]:
-    """Yield a store, a seed and whether to omit faults, for each round until the time or all stores are over."""
+) -> Iterator[tuple[StoreUnderTest, int, bool]]:
+    """Yield a store, a seed and whether to omit faults, for each round until the time is over or all goals are reached."""
     due = time.monotonic() + 60 * minutes
-    while not all(map(is_over, places)):
-        for name, open_place in places.items():
+    while not all(map(is_over, stores)):
+        for name, open_store in stores.items():
             if is_over(name):
                 continue
-            with open_place() as place:
+            with open_store() as store:
                 for _ in range(ROUNDS_PER_START):
                     if time.monotonic() > due:
                         return
-                    if place.is_broken or is_over(name):
+                    if store.is_broken or is_over(name):
                         break
-                    yield place, rng.randrange(2**31), rng.randrange(CALM_ONE_IN) == 0
+                    yield store, rng.randrange(2**31), rng.randrange(CALM_ONE_IN) == 0
 
 
 def replay(path: Path) -> int:

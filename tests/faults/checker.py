@@ -89,7 +89,7 @@ class Charge:
         units: Number of units.
         certain: Whether the charge certainly happened.
         admits: Whether an admission charged the units, and not a record or a settlement above the held units.
-        limit: The limit of the rule in this decision.
+        limit: The limit that the rule applied.
         gone_low: The earliest moment at which the units may have been returned, reset or lost.
         gone_high: The latest such moment; `NEVER` if the units may remain counted.
         renewals: Renewals of a lease, in their order.
@@ -137,7 +137,7 @@ class Reset(NamedTuple):
             charge.gone_high = min(charge.gone_high, self.high)
 
 
-class Question(NamedTuple):
+class ObservedDecision(NamedTuple):
     """A decision that the checker must explain.
 
     Attributes:
@@ -168,11 +168,11 @@ def check(history: History) -> list[Violation]:
             accounts[call.limiter, number, SHARED if rule.shared else call.key].append(call)
     for (limiter, number, key), calls in accounts.items():
         rule = history.limiters[limiter][number]
-        charges, questions, resets = Reader(history, rule, number).read(calls)
+        charges, decisions, resets = Reader(history, rule, number).read(calls)
         if rule.kind == "token_bucket":
-            violations = check_bucket(rule, charges, questions, resets)
+            violations = check_bucket(rule, charges, decisions, resets)
         else:
-            violations = check_window(rule, charges, questions)
+            violations = check_window(rule, charges, decisions)
         found += [Violation(kind, limiter, key, number, call, detail) for kind, call, detail in violations]
     return found
 
@@ -206,12 +206,12 @@ class Reader:
         self._number = number
         self._places = rule.kind == "concurrent"
         self._charges: list[Charge] = []
-        self._questions: list[Question] = []
+        self._decisions: list[ObservedDecision] = []
         self._held: dict[tuple[int, int], list[Charge]] = {}
         self._resets: list[Reset] = []
 
-    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[Question], list[Reset]]:
-        """Return the charges, the questions and the resets."""
+    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[ObservedDecision], list[Reset]]:
+        """Return the charges, the decisions and the resets."""
         for call in sorted(calls, key=lambda call: (call.worker, call.number)):
             if call.outcome != "nothing":
                 getattr(self, f"_{call.operation}")(call)
@@ -219,7 +219,7 @@ class Reader:
             for reset in self._resets:
                 reset.apply(charge)
             self._forget(charge)
-        return self._charges, self._questions, self._resets
+        return self._charges, self._decisions, self._resets
 
     def _hit(self, call: HistoryCall) -> None:
         self._decide(call)
@@ -279,7 +279,7 @@ class Reader:
         low, high = self._interval(call)
         if call.outcome == "admitted":  # a renewal takes no units, so it needs no free capacity
             verdict = call.verdicts[self._number]
-            self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
+            self._decisions.append(ObservedDecision(call._replace(cost=0), low, high, verdict, 0, 0, []))
         elif call.outcome != "refused":
             high = self._last_moment(call)
         elif call.verdicts[self._number].allowed:  # the lease of another rule had ended
@@ -288,7 +288,7 @@ class Reader:
             charge.renewals.append(Renewal(call, low, high))
 
     def _decide(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
-        """Add a decision to the questions, if there was one."""
+        """Add the decision of a call, if it made one."""
         if call.end is None or call.outcome not in ("admitted", "refused") or not call.verdicts:
             return
         low, high = self._interval(call)
@@ -297,7 +297,7 @@ class Reader:
             return  # a confirmation returns places and takes none
         verdict = call.verdicts[self._number]
         charged, shown = call.cost if charges else 0, call.cost if call.outcome == "admitted" else 0
-        self._questions.append(Question(call, low, high, verdict, charged, shown, replaced or []))
+        self._decisions.append(ObservedDecision(call, low, high, verdict, charged, shown, replaced or []))
 
     def _charge(self, call: HistoryCall, units: int, admits: bool = True) -> Charge | None:
         if call.outcome == "refused" or not units:
@@ -364,7 +364,7 @@ class Reader:
 
 # --- Rules with a fixed lifetime of units -------------------------------------------------------------------------------
 
-Found = tuple[str, HistoryCall, str]
+Finding = tuple[str, HistoryCall, str]
 """Kind of a violation, the call that shows it, and the figures."""
 
 
@@ -457,7 +457,9 @@ class WindowCount:
         yield from (charge for charge in self._open_ended if charge.low < low - self._longest - 1)
 
 
-def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+def check_window(
+    rule: RuleSpec, charges: list[Charge], decisions: list[ObservedDecision]
+) -> Iterator[Finding]:
     """Yield the violations of a rule that counts each unit for a fixed time."""
     expiry = expiry_of(rule)
     count = WindowCount(charges, expiry)
@@ -465,14 +467,14 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
     smallest = min(rule.limits)
     for charge in charges:
         yield from check_renewals(charge, count, expiry)
-    for question in questions:
-        call, _, high, verdict, charged, _, _ = question
+    for decision in decisions:
+        call, _, high, verdict, charged, _, _ = decision
         if verdict.limit not in rule.limits:
             yield "unknown limit", call, f"{verdict.limit} is none of {rule.limits}"
-        elif found := explain(question, *bounds(count, question)):
+        elif found := explain(decision, *bounds(count, decision)):
             yield found
         elif not verdict.allowed and call.number % RETRIES_CHECKED == 0:
-            yield from check_retry(question, count, expiry)
+            yield from check_retry(decision, count, expiry)
         if charged and admissions.certain(high + 1, high) > smallest:
             together = admissions.alive(high)
             units = sum(charge.units for charge in together)
@@ -484,7 +486,7 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
                 )
 
 
-def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
+def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Finding]:
     """Yield renewals that were refused although the lease was live, or admitted after it had ended."""
     for call, low, high in charge.renewals:
         if (
@@ -498,9 +500,9 @@ def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], i
             yield "renewed too late", call, "the lease had already ended"
 
 
-def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
+def bounds(count: WindowCount, decision: ObservedDecision) -> tuple[int, int]:
     """Return the lowest and highest possible count before a decision, without the hold that it replaced."""
-    _, low, high, _, charged, _, replaced = question
+    _, low, high, _, charged, _, replaced = decision
     least, most = count.certain(low, high), count.possible(low, high) - charged
     for charge in replaced:
         end_low, end_high = count.end_low(charge), count.end_high(charge)
@@ -511,9 +513,9 @@ def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
     return least, most
 
 
-def explain(question: Question, least: int, most: int) -> Found | None:
+def explain(decision: ObservedDecision, least: int, most: int) -> Finding | None:
     """Return the violation that a decision shows, or None if a count between the bounds explains it."""
-    call, _, _, verdict, _, shown, replaced = question
+    call, _, _, verdict, _, shown, replaced = decision
     limit, cost = verdict.limit, call.cost
     if verdict.allowed and cost and least + cost > limit:
         return "too many", call, f"{cost} admitted, though at least {least} of {limit} were counted"
@@ -530,9 +532,11 @@ def explain(question: Question, least: int, most: int) -> Found | None:
     return None
 
 
-def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
+def check_retry(
+    decision: ObservedDecision, count: WindowCount, expiry: Callable[[int], int]
+) -> Iterator[Finding]:
     """Yield a waiting time that is too short or too long in every possible order of events."""
-    call, low, high, verdict, _, _, replaced = question
+    call, low, high, verdict, _, _, replaced = decision
     wait, limit = verdict.retry_us, verdict.limit
     if wait is None:
         if call.cost <= limit:
@@ -587,27 +591,27 @@ class Level:
 
 
 def check_bucket(
-    rule: RuleSpec, charges: list[Charge], questions: list[Question], resets: list[Reset]
-) -> Iterator[Found]:
+    rule: RuleSpec, charges: list[Charge], decisions: list[ObservedDecision], resets: list[Reset]
+) -> Iterator[Finding]:
     """Yield the violations of a token bucket.
 
     Levels are counted in parts: a unit is `period_us` parts, and `limit` parts flow out per microsecond.
     """
-    yield from too_many(rule, charges, questions)
-    by_reset: dict[int, list[Question]] = defaultdict(list)
-    for question in questions:
-        last = max((reset.low for reset in resets if reset.certain and reset.high < question.low), default=0)
-        by_reset[last].append(question)
+    yield from too_many(rule, charges, decisions)
+    by_reset: dict[int, list[ObservedDecision]] = defaultdict(list)
+    for decision in decisions:
+        last = max((reset.low for reset in resets if reset.certain and reset.high < decision.low), default=0)
+        by_reset[last].append(decision)
     for last, some in by_reset.items():
         yield from too_few(rule, [charge for charge in charges if charge.high >= last], some)
 
 
-def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+def too_many(rule: RuleSpec, charges: list[Charge], decisions: list[ObservedDecision]) -> Iterator[Finding]:
     """Yield admissions and remaining units that are too high in every possible order of events."""
     period, rate = rule.period_us, max(rule.limits)
     level = Level(rule, charges)
-    for question in sorted(questions, key=lambda question: question.low):
-        call, low, high, verdict, _, shown, replaced = question
+    for decision in sorted(decisions, key=lambda decision: decision.low):
+        call, low, high, verdict, _, shown, replaced = decision
         least = level.at(low, high) - rate  # a tick may be rounded
         if replaced:
             continue
@@ -621,26 +625,26 @@ def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -
                 f"{verdict.remaining} left, at least {least / period:.3f} were counted",
             )
     admitted = Level(rule, [charge for charge in charges if charge.admits])
-    for question in sorted(questions, key=lambda question: question.high):
-        if question.charged:
-            over = admitted.at(question.high + 1, question.high) - rate - max(rule.bursts) * period
+    for decision in sorted(decisions, key=lambda decision: decision.high):
+        if decision.charged:
+            over = admitted.at(decision.high + 1, decision.high) - rate - max(rule.bursts) * period
             if over > 0:
                 yield (
                     "too many",
-                    question.call,
+                    decision.call,
                     f"{over / period:.3f} more than the burst are counted at once",
                 )
 
 
-def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+def too_few(rule: RuleSpec, charges: list[Charge], decisions: list[ObservedDecision]) -> Iterator[Finding]:
     """Yield refusals and remaining units that are too low in every possible order of events."""
     period, limit = rule.period_us, min(rule.limits)
     begun = Sums((charge.low, charge.units * period) for charge in charges)
     ended = Sums((charge.high, charge.units * period) for charge in charges)
     arrivals = sorted(((charge.high, charge.units * period) for charge in charges), reverse=True)
     level, at = 0, 0
-    for question in sorted(questions, key=lambda question: question.low):
-        call, low, high, verdict, charged, shown, _ = question
+    for decision in sorted(decisions, key=lambda decision: decision.low):
+        call, low, high, verdict, charged, shown, _ = decision
         while arrivals and arrivals[-1][0] < low:
             time, parts = arrivals.pop()
             level = max(0, level - limit * (time - at)) + parts

@@ -17,10 +17,10 @@ from typing import Any
 
 from tests.faults.checker import Violation, check
 from tests.faults.history import History, HistoryCall, Pause
-from tests.faults.places import Place, now_us, sleep_randomly
 from tests.faults.recording import read_file
+from tests.faults.stores import StoreUnderTest, now_us, sleep_randomly
 from tests.faults.traffic import subjects
-from tests.faults.worker import Orders
+from tests.faults.worker import WorkerConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -78,7 +78,7 @@ class Round:
     """A round on one store.
 
     Attributes:
-        place: The store.
+        store: The store.
         seed: Seed of all random choices.
         calls: Number of calls per worker.
         seconds: Maximum duration of the round.
@@ -89,7 +89,7 @@ class Round:
         deadline: Deadline of calls to a remote store, in seconds; a busy machine needs a long one.
     """
 
-    place: Place
+    store: StoreUnderTest
     seed: int
     calls: int = 10_000
     seconds: float = 15.0
@@ -106,7 +106,7 @@ class Round:
     def run(self) -> Outcome:
         """Run workers under faults, then check their history."""
         self._random = random.Random(self.seed)
-        self.place.losses.clear()
+        self.store.losses.clear()
         offset = time.time_ns() - time.monotonic_ns()
         with tempfile.TemporaryDirectory(prefix="headgate-faults-") as folder:
             self._folder = Path(folder)
@@ -136,7 +136,7 @@ class Round:
         return Outcome(history, violations, self._faults, failures, errors, not stepped)
 
     def _check(self, history: History) -> list[Violation]:
-        if self.place.shared:
+        if self.store.shared:
             return check(history)
         by_worker: dict[int, list[HistoryCall]] = defaultdict(list)
         for call in history.calls:
@@ -147,37 +147,37 @@ class Round:
         return [worker for worker in self._all if worker.process.poll() is None]
 
     def _start_worker(self) -> None:
-        place, rng, number = self.place, self._random, len(self._all)
+        store, rng, number = self.store, self._random, len(self._all)
         path = self._folder / str(number)
         # Only tasks make the hits of a burst concurrently, so with bursts most workers run tasks.
-        burst = min(self.burst, place.most_at_once)
+        burst = min(self.burst, store.most_at_once)
         is_tasks = number % 4 != 2 if burst > 1 else number % 2 == 1
-        orders = Orders(
-            url=rng.choice(place.urls) if number else place.urls[0],
+        config = WorkerConfig(
+            url=rng.choice(store.urls) if number else store.urls[0],
             history=str(path),
             seed=rng.randrange(2**31),
-            scale=place.scale,
+            scale=store.scale,
             tasks=is_tasks,
             actors=rng.choice((3, 8)) if is_tasks else rng.choice((2, 4)),
             calls=self.calls,
             over=str(self._over),
             burst=burst,
             deadline=self.deadline,
-            options=place.options,
+            options=store.options,
             policy=rng.choice(POLICIES),
-            skew_us=rng.choice((0, 10**6, -(10**6), 10**10)) if place.skewed else 0,
-            quotas=place.quotas,
+            skew_us=rng.choice((0, 10**6, -(10**6), 10**10)) if store.skewed else 0,
+            quotas=store.quotas,
             interrupts=number % 4 == 2,
-            full_disk=place.full_disk and not self.calm and number % 3 == 0,
+            full_disk=store.full_disk and not self.calm and number % 3 == 0,
         )
-        command = [sys.executable, "-m", "tests.faults.worker", json.dumps(asdict(orders))]
+        command = [sys.executable, "-m", "tests.faults.worker", json.dumps(asdict(config))]
         with path.with_suffix(".out").open("w") as out, path.with_suffix(".err").open("w") as err:
             process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT)
         self._all.append(RunningWorker(number, process, path))
 
     def _do_a_fault(self) -> None:
         rng, began = self._random, now_us()
-        choice = rng.choice(["kill a worker", "stop a worker", *self.place.faults])
+        choice = rng.choice(["kill a worker", "stop a worker", *self.store.faults])
         workers = self._running()
         if choice == "kill a worker":
             # Killing a worker before its first call tests nothing, and processes take long to start.
@@ -195,7 +195,7 @@ class Round:
                 return
             self._stop(rng.choice(workers))
         else:
-            self.place.faults[choice](rng)
+            self.store.faults[choice](rng)
         self._faults[choice] += 1
         self._disturbed.append((began, now_us()))
 
@@ -229,22 +229,22 @@ class Round:
         return errors
 
     def _history(self) -> History:
-        place = self.place
-        limiters = {name: subject.specs() for name, subject in subjects(place.scale).items()}
+        store = self.store
+        limiters = {name: subject.specs() for name, subject in subjects(store.scale).items()}
         calls: list[HistoryCall] = []
         for worker in self._all:
             if worker.path.exists():
                 calls += read_file(worker.path, worker.number)
-        notes: dict[str, Any] = {"store": place.name, "seed": self.seed, "faults": dict(self._faults)}
+        notes: dict[str, Any] = {"store": store.name, "seed": self.seed, "faults": dict(self._faults)}
         return History(
             limiters,
             calls,
-            losses=list(place.losses),
+            losses=list(store.losses),
             pauses=self._pauses,
             killed=self._killed,
             faults=self._disturbed,
-            slack_us=place.slack_us,
-            longest_us=max(place.deadline_us, round(1e6 * (self.deadline or 0))) + BUSY_US,
+            slack_us=store.slack_us,
+            longest_us=max(store.deadline_us, round(1e6 * (self.deadline or 0))) + BUSY_US,
             released_within_us=RELEASED_WITHIN_US,
             notes=notes,
         )

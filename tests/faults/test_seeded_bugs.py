@@ -10,7 +10,7 @@ from tests.faults.checker import check
 from tests.faults.history import History
 from tests.faults.recording import read_file
 from tests.faults.traffic import subjects
-from tests.faults.worker import Orders, Worker
+from tests.faults.worker import Worker, WorkerConfig
 
 SCALE = 10
 CALLS = 2000
@@ -29,7 +29,7 @@ def violations(
     The result is reproducible: the clock advances per reading, and one thread or event loop makes all calls.
     """
     path = folder / "0"
-    orders = Orders(
+    config = WorkerConfig(
         "memory://",
         str(path),
         seed,
@@ -41,8 +41,8 @@ def violations(
         cancels=3,
         broken=bug,
     )
-    Worker(orders).run()
-    limiters = {name: subject.specs() for name, subject in subjects(orders.scale).items()}
+    Worker(config).run()
+    limiters = {name: subject.specs() for name, subject in subjects(config.scale).items()}
     history = History(limiters, read_file(path, 0), released_within_us=0)
     assert len(history.calls) > calls * 0.9
     return {found.kind for found in check(history)}

@@ -45,7 +45,7 @@ OTHERS_CANCELLED = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class WorkerConfig:
     """The arguments of a worker.
 
     Attributes:
@@ -127,11 +127,11 @@ class BurstActor(Actor):
     """An actor that may make bursts of hits on one key, and records equal outcomes as one call."""
 
     def __init__(self, worker: Worker, number: int) -> None:
-        super().__init__(worker, random.Random(worker.orders.seed * 1000 + number))
+        super().__init__(worker, random.Random(worker.config.seed * 1000 + number))
         self._worker = worker
 
     async def _make(self, operation: str, name: str, key: str, units: int, call: Callable[[], Any]) -> None:
-        burst = self._worker.orders.burst
+        burst = self._worker.config.burst
         if operation == "hit" and burst > 1:
             await self._burst(name, key, units, call, self._random.randint(2, burst))
         else:
@@ -199,27 +199,27 @@ class Worker:
     resets = 0.002
     exits = False
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
-        self.subjects = subjects(orders.scale)
-        self.recorder = Recorder(file_writer(Path(orders.history)))
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.subjects = subjects(config.scale)
+        self.recorder = Recorder(file_writer(Path(config.history)))
         self.errors: Counter[str] = Counter()
-        self.in_tasks = orders.tasks
-        self.policy = orders.policy
+        self.in_tasks = config.tasks
+        self.policy = config.policy
         # Only the policy "raise" reports a failed settlement; a Headgate server does not report failures of its store.
-        self.is_certain = orders.policy == "raise" and not orders.url.startswith("http")
-        self.quotas = orders.quotas
+        self.is_certain = config.policy == "raise" and not config.url.startswith("http")
+        self.quotas = config.quotas
         self.calls: dict[asyncio.Future[Any], None] = {}
-        self.store: Any = open_worker_store(orders)
+        self.store: Any = open_worker_store(config)
         # A store in memory has its own clock; all others use the wall clock of the machine.
-        self._is_memory = orders.url == "memory://"
+        self._is_memory = config.url == "memory://"
         self.now: Callable[[], int] = (
             self.store.clock.now_us if self._is_memory else lambda: _wall_ns() // 1000
         )
         self.limiters: dict[str, Any] = {}
         self._interrupter = Interrupter()
         self.interruptible = self._interrupter.interruptible
-        self._random = random.Random(orders.seed)
+        self._random = random.Random(config.seed)
         self._over = False
         self._made = 0
         self._filler = threading.Thread(target=self._fill_disk)
@@ -230,26 +230,26 @@ class Worker:
             self._run()
         finally:
             self._over = True
-            if self.orders.full_disk:
+            if self.config.full_disk:
                 self._filler.join()
 
     def _run(self) -> None:
-        orders = self.orders
-        if orders.skew_us:
-            skew_clock(orders.skew_us)
-        if orders.full_disk:
+        config = self.config
+        if config.skew_us:
+            skew_clock(config.skew_us)
+        if config.full_disk:
             self._filler.start()
-        if orders.tasks:
+        if config.tasks:
             asyncio.run(self._run_tasks())
             return
         self.limiters = self._make_limiters(Limiter)
         threads = [
             threading.Thread(target=run_at_once, args=(partial(self._act, i),))
-            for i in range(1, orders.actors)
+            for i in range(1, config.actors)
         ]
         for thread in threads:
             thread.start()
-        if orders.interrupts:
+        if config.interrupts:
             self._interrupter.start(self._random)
         try:
             run_at_once(partial(self._act, 0))
@@ -263,19 +263,19 @@ class Worker:
     async def _run_tasks(self) -> None:
         self.limiters = self._make_limiters(AsyncLimiter)
         async with asyncio.TaskGroup() as group:
-            for i in range(self.orders.actors):
+            for i in range(self.config.actors):
                 group.create_task(self._act(i))
         await self.store.aclose()
 
     def _make_limiters(self, kind: Callable[..., Any]) -> dict[str, Any]:
-        policy: Any = local(0.25) if self.orders.policy == "local" else self.orders.policy
+        policy: Any = local(0.25) if self.config.policy == "local" else self.config.policy
         return {
             name: kind(
                 *subject.rules,
                 name=name,
                 store=self.store,
                 on_store_error=policy if self.store.remote else None,
-                deadline=self.orders.deadline if self.store.remote else None,
+                deadline=self.config.deadline if self.store.remote else None,
             )
             for name, subject in self.subjects.items()
         }
@@ -303,15 +303,15 @@ class Worker:
 
     @property
     def _name(self) -> str:
-        return f"w{Path(self.orders.history).stem}"
+        return f"w{Path(self.config.history).stem}"
 
     def key(self, name: str) -> str:
         """Return the key in the store for a name. Each round has different keys, because old counts may remain."""
-        return f"{Path(self.orders.history).parent.name} {name}"
+        return f"{Path(self.config.history).parent.name} {name}"
 
     def cancels(self, operation: str) -> float:
         """Return the share of calls that are cancelled."""
-        return 1 / (self.orders.cancels if operation in ("hold", "renew") else OTHERS_CANCELLED)
+        return 1 / (self.config.cancels if operation in ("hold", "renew") else OTHERS_CANCELLED)
 
     async def rest(self, rng: random.Random) -> None:
         """Yield to other tasks after a quarter of the calls."""
@@ -326,14 +326,14 @@ class Worker:
     def is_over(self) -> bool:
         """Return whether actors must stop."""
         self._made += 1
-        is_late = self._made % 16 == 0 and os.path.exists(self.orders.over)  # noqa: PTH110  # it is quick
-        is_done = 0 < self.orders.calls <= self._made
+        is_late = self._made % 16 == 0 and os.path.exists(self.config.over)  # noqa: PTH110  # faster than pathlib
+        is_done = 0 < self.config.calls <= self._made
         self._over = self._over or is_late or is_done
         return self._over
 
     async def pause(self) -> None:
         """Wait briefly: calls of a store that is down fail at once, and would fill the history."""
-        if self.orders.tasks:
+        if self.config.tasks:
             await asyncio.sleep(PAUSE)
         elif self.store.remote:
             time.sleep(PAUSE)  # noqa: ASYNC251  # in a thread
@@ -348,16 +348,16 @@ class Worker:
             resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
-def open_worker_store(orders: Orders) -> Any:
+def open_worker_store(config: WorkerConfig) -> Any:
     """Return the store of a worker."""
-    if orders.url == "memory://":
+    if config.url == "memory://":
         store = MemoryStore(clock=TickingClock())
-        return BrokenStore(orders.broken, store) if orders.broken else store
-    if orders.url.startswith("postgres"):
+        return BrokenStore(config.broken, store) if config.broken else store
+    if config.url.startswith("postgres"):
         from headgate.stores.postgres import PostgresStore
 
-        return PostgresStore(orders.url, **orders.options)
-    return open_store(orders.url)
+        return PostgresStore(config.url, **config.options)
+    return open_store(config.url)
 
 
 def skew_clock(microseconds: int) -> None:
@@ -370,7 +370,7 @@ def main() -> None:
     """Run the worker described by the command-line argument."""
     logging.disable(logging.CRITICAL)  # errors of stores are expected
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # a hanging worker prints its stacks
-    worker = Worker(Orders(**json.loads(sys.argv[1])))
+    worker = Worker(WorkerConfig(**json.loads(sys.argv[1])))
     worker.run()
     print(json.dumps(worker.errors))
 

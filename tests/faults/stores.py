@@ -44,7 +44,7 @@ def now_us() -> int:
 
 
 @dataclass
-class Place:
+class StoreUnderTest:
     """A store that workers call.
 
     Attributes:
@@ -82,43 +82,43 @@ class Place:
 
 
 @contextlib.contextmanager
-def memory(load: int) -> Iterator[Place]:
+def memory(load: int) -> Iterator[StoreUnderTest]:
     """A memory store in each worker."""
-    yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False)
+    yield StoreUnderTest("memory", ["memory://"], scale=8 * load, shared=False, skewed=False)
 
 
 @contextlib.contextmanager
-def sqlite(load: int) -> Iterator[Place]:
+def sqlite(load: int) -> Iterator[StoreUnderTest]:
     """A database file shared by all workers."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/limits.db"
-        yield Place("sqlite", [url], scale=load, skewed=False, full_disk=True, deadline_us=5_000_000)
+        yield StoreUnderTest("sqlite", [url], scale=load, skewed=False, full_disk=True, deadline_us=5_000_000)
 
 
 @contextlib.contextmanager
-def one_redis(load: int, kind: Kind) -> Iterator[Place]:
+def one_redis(load: int, kind: Kind) -> Iterator[StoreUnderTest]:
     """A server that syncs every write to disk, reached directly or through a fault proxy."""
     with RedisServer(kind, AOF) as server, FaultProxy(server.port) as proxy:
         urls = [server.url, f"redis://127.0.0.1:{proxy.port}/0"]
-        place = Place(kind, urls, scale=3 * load)
-        place.faults = {
+        store = StoreUnderTest(kind, urls, scale=3 * load)
+        store.faults = {
             **server_faults(server),
             **proxy_faults(proxy),
             "restart the server": lambda rng: restart_redis(server),
             "fill the disk": lambda rng: fill_disk(server),
         }
-        yield place
+        yield store
 
 
 @contextlib.contextmanager
-def redis_cluster(load: int) -> Iterator[Place]:
+def redis_cluster(load: int) -> Iterator[StoreUnderTest]:
     """Three nodes; one at a time is stopped or killed, and slots move between them."""
     with running_cluster("redis") as cluster:
         for node in cluster.nodes:
             node.command("CONFIG", "SET", "appendfsync", "always")
             node.command("CONFIG", "SET", "appendonly", "yes")
             node.options = (*node.options, *AOF)
-        place = Place(
+        store = StoreUnderTest(
             "cluster",
             [f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}?hash_tag=limiter"],
             scale=2 * load,
@@ -131,16 +131,16 @@ def redis_cluster(load: int) -> Iterator[Place]:
             kill_server(rng.choice(cluster.nodes), rng)
             await_cluster(cluster)
 
-        place.faults = {
+        store.faults = {
             "stop a node": stop_node,
             "kill a node": kill_node,
             "move a slot": lambda rng: move_slot(cluster, rng),
         }
-        yield place
+        yield store
 
 
 @contextlib.contextmanager
-def sentinel(load: int) -> Iterator[Place]:
+def sentinel(load: int) -> Iterator[StoreUnderTest]:
     """A primary, its replica, and a sentinel that promotes the replica."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RedisServer("valkey")) for _ in range(2)]
@@ -148,68 +148,70 @@ def sentinel(load: int) -> Iterator[Place]:
         servers[1].command("REPLICAOF", "127.0.0.1", str(servers[0].port))
         until(lambda: b"state=online" in servers[0].command("INFO", "replication"))
         port = stack.enter_context(running_sentinel(servers[0]))
-        place = Place("sentinel", [f"redis+sentinel://127.0.0.1:{port}/primary/0"], scale=2 * load)
+        store = StoreUnderTest("sentinel", [f"redis+sentinel://127.0.0.1:{port}/primary/0"], scale=2 * load)
 
         def promote(rng: random.Random) -> None:
             began = now_us()
             until(lambda: all(_is_connected(server) for server in servers))
             fail_over_to_replica(port, servers)
             # Until the old primary is demoted, some callers may still use it; its writes are lost.
-            place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
+            store.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
 
         def stop_any(rng: random.Random) -> None:
             began = now_us()
             stop_server(rng.choice(servers), rng)
-            place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
+            store.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
 
-        place.faults = {"promote the replica": promote, "stop a server": stop_any}
-        yield place
+        store.faults = {"promote the replica": promote, "stop a server": stop_any}
+        yield store
 
 
 @contextlib.contextmanager
-def postgres(load: int, *, durable: bool = True) -> Iterator[Place]:
+def postgres(load: int, *, durable: bool = True) -> Iterator[StoreUnderTest]:
     """A database, reached directly or through a fault proxy."""
     with PostgresServer() as server, FaultProxy(server.port) as proxy:
         from headgate.stores.postgres import migrate
 
         migrate(server.url)
         urls = [server.url, server.url.replace(f":{server.port}/", f":{proxy.port}/")]
-        place = Place("postgres" if durable else "postgres-async", urls, {"durable": durable}, scale=load)
-        place.faults = {**server_faults(server), **proxy_faults(proxy)}
+        store = StoreUnderTest(
+            "postgres" if durable else "postgres-async", urls, {"durable": durable}, scale=load
+        )
+        store.faults = {**server_faults(server), **proxy_faults(proxy)}
         if not durable:
-            place.faults["kill the server"] = losing(place, place.faults["kill the server"], ASYNC_COMMIT_US)
-        yield place
+            store.faults["kill the server"] = losing(store, store.faults["kill the server"], ASYNC_COMMIT_US)
+        yield store
 
 
 @contextlib.contextmanager
-def server_on_redis(load: int) -> Iterator[Place]:
+def server_on_redis(load: int) -> Iterator[StoreUnderTest]:
     """A Headgate server on a Redis server that syncs every write to disk; either may fail."""
-    with RedisServer("redis", AOF) as redis_server, headgate_server(2 * load, redis_server.url) as place:
-        place.name = "server-redis"
-        place.most_at_once = 300  # the server sends hits to Redis concurrently, but to a file one by one
-        place.faults = {
-            **place.faults,
+    with RedisServer("redis", AOF) as redis_server, headgate_server(2 * load, redis_server.url) as store:
+        store.name = "server-redis"
+        store.most_at_once = 300  # the server sends hits to Redis concurrently, but to a file one by one
+        store.faults = {
+            **store.faults,
             "stop the server's Redis": lambda rng: stop_server(redis_server, rng),
             "kill the server's Redis": lambda rng: kill_server(redis_server, rng),
         }
-        del place.faults["fill the disk"]  # this Headgate server writes no files
-        yield place
+        del store.faults["fill the disk"]  # this Headgate server writes no files
+        yield store
 
 
 @contextlib.contextmanager
-def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
-    """A Headgate server on `store`, or on a SQLite file, with a policy file that changes."""
+def headgate_server(load: int, url: str | None = None) -> Iterator[StoreUnderTest]:
+    """A Headgate server on the store at `url`, or on a SQLite file, with a policy file that changes."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "headgate.toml"
-        store = store or f"sqlite:///{folder}/limits.db"
-        usual, other = (policy_text(store, subjects(load), others=others) for others in (False, True))
+        url = url or f"sqlite:///{folder}/limits.db"
+        usual, other = (policy_text(url, subjects(load), others=others) for others in (False, True))
         config.write_text(usual)
         with (
             ServerProcess(config) as server,
             FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
         ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
-            place = Place("server", urls, scale=load, quotas=False, most_at_once=100)
+            store = StoreUnderTest("server", urls, scale=load, quotas=False, most_at_once=100)
 
             def reload(rng: random.Random) -> None:
                 config.write_text(rng.choice((usual, other)))
@@ -233,7 +235,7 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
                 with no_room_for_files(server.pid):
                     sleep_randomly(rng, 0.05, 0.5)
 
-            place.faults = {
+            store.faults = {
                 **proxy_faults(proxy),
                 "reload the policy": reload,
                 "stop the server": stop,
@@ -241,10 +243,10 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
                 "restart the server": restart,
                 "fill the disk": fill_disk,
             }
-            yield place
+            yield store
 
 
-PLACES: dict[str, Callable[[int], contextlib.AbstractContextManager[Place]]] = {
+STORES: dict[str, Callable[[int], contextlib.AbstractContextManager[StoreUnderTest]]] = {
     "memory": memory,
     "sqlite": sqlite,
     "redis": lambda load: one_redis(load, "redis"),
@@ -326,13 +328,13 @@ def fill_disk(server: RedisServer) -> None:
     server.start()
 
 
-def losing(place: Place, fault: Fault, span_us: int) -> Fault:
+def losing(store: StoreUnderTest, fault: Fault, span_us: int) -> Fault:
     """Return a fault that also declares that the last writes of the store may be lost."""
 
     def declared(rng: random.Random) -> None:
         began = now_us()
         fault(rng)
-        place.losses.append(Loss(began - span_us, began, now_us()))
+        store.losses.append(Loss(began - span_us, began, now_us()))
 
     return declared
 

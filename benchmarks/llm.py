@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import httpx
 
-from benchmarks.llm_limiters import MODEL, Account, Ask, asking, budget_rules
+from benchmarks.llm_limiters import MODEL, Account, Ask, budget_rules, open_client
 from headgate import Limiter
 from headgate.testing.servers import RedisServer
 
@@ -44,7 +44,7 @@ class Outcomes:
         self.calls = self.refused = self.aborted = self.failed = 0
 
 
-def question(random_: random.Random) -> dict[str, Any]:
+def make_request(random_: random.Random) -> dict[str, Any]:
     """Return a request whose usage differs from its estimate by a factor of 0.2 to 3."""
     factor = random_.choice((0.2, 0.5, 0.8, 1.0, 1.2, 3.0))
     chosen = {
@@ -57,7 +57,7 @@ def question(random_: random.Random) -> dict[str, Any]:
 async def work(ask: Ask, random_: random.Random, outcomes: Outcomes, ends: float) -> None:
     """Make calls until the end."""
     while time.monotonic() < ends:
-        request = question(random_)
+        request = make_request(random_)
         is_aborted = random_.random() < 0.05
         if is_aborted:
             request["stream"] = True
@@ -83,7 +83,7 @@ async def process(arguments: list[str]) -> None:
     """Run one process of callers: print a line when ready, start after a line of input, and print the outcomes."""
     limiter, store, url, account, processes, tasks, seconds, seed = arguments
     outcomes = Outcomes()
-    async with asking(limiter, store, url, Account(**json.loads(account)), int(processes)) as ask:
+    async with open_client(limiter, store, url, Account(**json.loads(account)), int(processes)) as ask:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         ends = time.monotonic() + float(seconds)

@@ -66,7 +66,9 @@ def budget_rules(account: Account) -> tuple[Rule, ...]:
 
 
 @asynccontextmanager
-async def asking(limiter: str, store: str, url: str, account: Account, processes: int) -> AsyncIterator[Ask]:
+async def open_client(
+    limiter: str, store: str, url: str, account: Account, processes: int
+) -> AsyncIterator[Ask]:
     """Yield a function that makes a call, limited by one of the limiters."""
     if limiter.startswith("litellm"):
         yield _litellm(store, url, account, is_enforced=limiter == "litellm-enforced")

@@ -204,16 +204,16 @@ def _measure(shape: Shape, contenders: Mapping[str, Build], scale: Scale) -> dic
         args = (build, shape, scale.calls // 2)  # three times as many rounds as usual, but shorter
         return RemoteObject(name, Trial, *args) if name.startswith(PLAIN) else Trial(*args)
 
-    trials = _after("fill", each({name: (name, build) for name, build in contenders.items()}, make))
+    trials = _call_each("fill", each({name: (name, build) for name, build in contenders.items()}, make))
     if shape.slides:
         time.sleep(SECONDS_APART)
-    trials = _after("verify", _after("fill", trials))
+    trials = _call_each("verify", _call_each("fill", trials))
     results = interleave(each(trials, lambda trial: partial(trial.call, "sample")), 3 * scale.rounds)
-    _after("close", trials)
+    _call_each("close", trials)
     return results
 
 
-def _after(method: str, trials: Mapping[str, LocalObject | Result]) -> dict[str, LocalObject | Result]:
+def _call_each(method: str, trials: Mapping[str, LocalObject | Result]) -> dict[str, LocalObject | Result]:
     """Call a method of each trial, and return the trials."""
 
     def take(trial: LocalObject) -> LocalObject:

@@ -93,7 +93,7 @@ def measure_tasks(
     """Measure many tasks of one event loop."""
     share = max(1, calls // tasks)
 
-    async def race(caller: Caller) -> int:
+    async def hit_all(caller: Caller) -> int:
         hit, some = caller.hit, _cycled(keys)
 
         async def call() -> None:
@@ -116,7 +116,7 @@ def measure_tasks(
             title,
             builds,
             lambda build: loop.run(build_in_loop(build)),
-            lambda caller: loop.run(race(caller)),
+            lambda caller: loop.run(hit_all(caller)),
             lambda caller: loop.run(close_in_loop(caller)),
             rounds,
         )

@@ -134,7 +134,7 @@ def starlette() -> Application:
 # --- Servers ---------------------------------------------------------------------------------------------------------
 
 
-def our_own(port: int, factory: str) -> list[str]:
+def headgate_serve(port: int, factory: str) -> list[str]:
     """Return the command of `headgate serve`."""
     call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={})"
     return [sys.executable, "-c", call.format(port)]
@@ -178,11 +178,11 @@ CONTENDERS: dict[str, Contender] = {
     "bare, granian": Contender(on_granian, "bare"),
     "bare, Starlette, uvicorn": Contender(on_uvicorn, "starlette"),
     "bare, Starlette, granian": Contender(on_granian, "starlette"),
-    SERVE: Contender(our_own),
+    SERVE: Contender(headgate_serve),
     "headgate, granian": Contender(on_granian, "full"),
-    f"{SERVE}, Redis": Contender(our_own, on_redis=True),
-    f"{SERVE}, batches of {BATCH}": Contender(our_own, batch=BATCH),
-    f"{SERVE}, batches of {BATCH}, Redis": Contender(our_own, batch=BATCH, on_redis=True),
+    f"{SERVE}, Redis": Contender(headgate_serve, on_redis=True),
+    f"{SERVE}, batches of {BATCH}": Contender(headgate_serve, batch=BATCH),
+    f"{SERVE}, batches of {BATCH}, Redis": Contender(headgate_serve, batch=BATCH, on_redis=True),
 }
 
 

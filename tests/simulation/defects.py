@@ -200,13 +200,13 @@ SLOW_HITS = {
     "actors": 12,
     "calls": 150,
     "cancels": 0,
-    "thinks": 0.2,
+    "max_pause": 0.2,
     "bursts": 0,
     "resets": 0,
     "exits": False,
 }
 """Calls with pauses, so that most calls are admitted."""
-CANCELLED_HOLDS = {"actors": 12, "calls": 100, "cancels": 0.4, "thinks": 0.2, "bursts": 0, "resets": 0}
+CANCELLED_HOLDS = {"actors": 12, "calls": 100, "cancels": 0.4, "max_pause": 0.2, "bursts": 0, "resets": 0}
 
 DEFECTS = (
     Defect("forgets one charge in 10,000", "redis", _forgets, (), 14, SLOW_HITS),

@@ -10,7 +10,7 @@ from typing import Any
 from tests.faults.history import Loss, Pause
 from tests.simulation.network import Link
 
-ON_CONNECTIONS = ("delay", "cut", "lose_reply", "darken", "hang_up", "wrong_reply", "terminate")
+ON_CONNECTIONS = ("delay", "cut", "lose_reply", "lose_data", "hang_up", "wrong_reply", "terminate")
 """Faults of a single connection. They are injected more often than faults of a whole process or server."""
 FAULTS = (
     *ON_CONNECTIONS,
@@ -78,8 +78,8 @@ class FaultInjector:
         for server in self.network.servers.values():
             server.is_up, server.silent_until = True, 0.0
         for link in list(self.network.links):
-            if link.is_dark:
-                link.is_dark = False
+            if link.loses_data:
+                link.loses_data = False
                 link.break_off()
 
     def _schedule(self) -> None:
@@ -125,9 +125,9 @@ class FaultInjector:
         """Lose a reply after the server has decided."""
         self._break("lose_reply", lambda link: link.left.update(client=0))
 
-    def darken(self) -> None:
+    def lose_data(self) -> None:
         """Drop everything on a connection silently."""
-        self._break("darken", lambda link: setattr(link, "is_dark", True))
+        self._break("lose_data", lambda link: setattr(link, "loses_data", True))
 
     def hang_up(self) -> None:
         """Close a connection at the server."""

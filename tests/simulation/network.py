@@ -114,7 +114,7 @@ class Link:
         is_closed: Whether the client has closed it.
         reader: Called in a turn of the process while there is something to read.
         left: The number of bytes that the server and the client can still receive; `None` for no limit.
-        is_dark: Whether everything on it is lost silently.
+        loses_data: Whether everything sent on it is lost silently.
         open_fault: The fault that lasts until the client notices it.
     """
 
@@ -123,7 +123,7 @@ class Link:
         self.server = server
         self.process = process
         self.inbox = bytearray()
-        self.is_over = self.is_closed = self.is_dark = False
+        self.is_over = self.is_closed = self.loses_data = False
         self.reader: Callable[[], None] | None = None
         self.left: dict[str, int | None] = {"server": None, "client": None}
         self.open_fault: list[Any] | None = None
@@ -134,7 +134,7 @@ class Link:
 
     def send(self, to: str, data: bytes) -> None:
         """Send bytes to the `server` or to the `client`; they arrive later, and in any number of pieces."""
-        if self._is_broken or self.is_dark or (to == "server" and self.is_closed):
+        if self._is_broken or self.loses_data or (to == "server" and self.is_closed):
             return
         timeline, rng, left = self.network.timeline, self.network.rng, self.left[to]
         if left is not None:

@@ -29,7 +29,7 @@ class Plan:
         actors: The number of actors of each process.
         calls: The number of calls of each actor.
         cancels: The share of calls that are cancelled.
-        thinks: The longest pause between two calls, in seconds.
+        max_pause: The longest pause between two calls, in seconds.
         policy: The failure policy.
         bursts: The upper bound of the number of calls in a burst; 0 for no bursts.
         resets: The share of calls that reset a key.
@@ -39,7 +39,7 @@ class Plan:
     actors: int
     calls: int
     cancels: float
-    thinks: float
+    max_pause: float
     policy: str
     bursts: int
     resets: float
@@ -121,7 +121,7 @@ class Program:
 
     async def _exit(self) -> None:
         """Shut down in the middle of the calls: cancel them, and close the store."""
-        await asyncio.sleep(self._random.random() * self._plan.calls * max(self._plan.thinks, 0.001))
+        await asyncio.sleep(self._random.random() * self._plan.calls * max(self._plan.max_pause, 0.001))
         self._left = 0
         for _ in range(2):  # the calls of a burst may start one turn later
             for call in list(self.calls):
@@ -160,7 +160,7 @@ class Program:
     async def rest(self, rng: Random) -> None:
         """Wait between two calls."""
         if rng.random() < 0.7:
-            await self._timeline.sleep(rng.random() * self._plan.thinks)
+            await self._timeline.sleep(rng.random() * self._plan.max_pause)
 
     async def fail(self, operation: str, start: int, error: StoreError) -> None:
         """Record a failed call, and wait briefly."""

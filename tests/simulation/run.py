@@ -119,7 +119,7 @@ class World:
             actors=rng.choice((1, 2, 4, 12, 40) if kind != "threads" else (1, 2, 3, 8)),
             calls=rng.choice((3, 10, 30) if kind != "threads" else (3, 10, 20)),
             cancels=rng.choice((0, 0.1, 0.4)),
-            thinks=rng.choice((0, 0.001, 0.01, 0.2)),
+            max_pause=rng.choice((0, 0.001, 0.01, 0.2)),
             policy=rng.choice(("raise", "raise", "raise", "open", "closed")),
             bursts=rng.choice((0, 0, 20, 80)),
             resets=rng.choice((0, 0, 0.02)),

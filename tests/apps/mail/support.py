@@ -207,22 +207,3 @@ async def mail_server(
     finally:
         server.close()
         await server.wait_closed()
-
-
-@asynccontextmanager
-async def silent_server() -> AsyncIterator[int]:
-    """Run a server that accepts connections and never replies; provide its port."""
-    ended = asyncio.Event()
-
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await ended.wait()
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        ended.set()
-        server.close()
-        await server.wait_closed()

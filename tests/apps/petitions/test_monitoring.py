@@ -163,9 +163,6 @@ class SlowLedger:
         self.called = asyncio.Event()
         self.error: Exception | None = None
 
-    async def append(self, event: LedgerEvent) -> int:
-        raise AssertionError("not for refusals")
-
     async def append_unless_halted(self, event: LedgerEvent) -> int | None:
         self.called.set()
         await self.gate.wait()

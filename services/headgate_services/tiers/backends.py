@@ -78,9 +78,8 @@ class AtomicBackend:
         self._ahead_us = 0  # the server's clock minus ours
         self._monotonic = monotonic
         self._sha: str | None = None
-        self._registered_at = 0.0
         self._pause = _FIRST_PAUSE
-        self._next_try = 0.0
+        self._next_try = float("-inf")  # when to register, for the first time or again
         self._registering = asyncio.Lock()
         self._complain = LimitedLog()
 
@@ -96,7 +95,7 @@ class AtomicBackend:
         try:
             return await self._run(sha, bucket, key, cost)
         except NoScriptError:
-            self._sha = None
+            self._next_try = float("-inf")
         except ResponseError as error:
             self._complain(
                 logging.WARNING,
@@ -129,16 +128,11 @@ class AtomicBackend:
         return self._own_clock.now_us() + self._ahead_us
 
     async def _registered(self) -> str | None:
-        if self._is_known():
-            return self._sha
-        async with self._registering:  # concurrent requests wait for the first one
-            if not self._is_known() and self._monotonic() >= self._next_try:
-                await self._register()
-            return self._sha
-
-    def _is_known(self) -> bool:
-        # The clocks are compared once an hour, because they drift.
-        return self._sha is not None and self._monotonic() - self._registered_at < _CLOCK_AGE
+        if self._monotonic() >= self._next_try:
+            async with self._registering:  # concurrent requests wait for the first one
+                if self._monotonic() >= self._next_try:
+                    await self._register()
+        return self._sha
 
     async def _register(self) -> None:
         self._sha = None
@@ -157,7 +151,8 @@ class AtomicBackend:
                 return
         self._sha = sha if isinstance(sha, str) else sha.decode()
         self._ahead_us = clock[0] * MICROSECONDS + clock[1] - self._own_clock.now_us()
-        self._registered_at, self._pause = self._monotonic(), _FIRST_PAUSE
+        self._pause = _FIRST_PAUSE
+        self._next_try = self._monotonic() + _CLOCK_AGE  # the clocks are compared again, because they drift
 
     def _postpone(self, error: Exception) -> None:
         log(

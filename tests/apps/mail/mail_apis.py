@@ -107,7 +107,7 @@ class MailApis:
     async def _endless(self) -> AsyncIterator[bytes]:
         while self.is_endless:
             yield b" "
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 def read_mime(content: bytes) -> EmailMessage:

@@ -140,7 +140,17 @@ def test_secrets_are_not_shown() -> None:
 
 @pytest.mark.parametrize("name", ["AGENT_URL", "TELEGRAM_API_BASE", "CLOUDFLARE_API_BASE"])
 @pytest.mark.parametrize(
-    "url", ["nonsense", "agent.example.org/in", "ftp://agent", "http://", "https:///in", "http://h:x/", "//h"]
+    "url",
+    [
+        "nonsense",
+        "agent.example.org/in",
+        "ftp://agent",
+        "http://",
+        "https:///in",
+        "http://h:x/",
+        "http://h:99999/",
+        "//h",
+    ],
 )
 def test_an_address_that_is_not_of_the_web_is_refused(name: str, url: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}: "):

@@ -103,20 +103,6 @@ async def test_fifty_tasks_share_five_places() -> None:
 
 
 @pytest.mark.usefixtures("no_polling")
-async def test_tasks_are_served_in_order_of_arrival() -> None:
-    model = AsyncLimiter(places())
-    served: list[int] = []
-
-    async def work(number: int) -> None:
-        async with model.hold("gpt", timeout=inf):
-            served.append(number)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(work(number) for number in range(20)))
-    assert served == list(range(20))
-
-
-@pytest.mark.usefixtures("no_polling")
 def test_release_wakes_threads_in_order_of_arrival() -> None:
     refusals = Refusals()
     limiter = Limiter(places(), hooks=[refusals])
@@ -195,15 +181,6 @@ async def test_timeout_raises_the_refusal(flavour: Flavour) -> None:
     await done(hold.release())
     assert await free_places(limiter) == 1
     assert await done(limiter.hold("gpt", timeout=0))
-
-
-async def test_timeout_behind_other_waiters_raises() -> None:
-    limiter = AsyncLimiter(places())
-    async with limiter.hold("gpt"):
-        tasks = [asyncio.create_task(done(limiter.hold("gpt", timeout=0.01))) for _ in range(5)]
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(error) for error in ended} == {RateLimited}
-    assert await free_places(limiter) == 1
 
 
 @pytest.mark.parametrize("steps", range(1, 13))

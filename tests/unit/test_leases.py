@@ -14,7 +14,6 @@ from headgate import (
     Decision,
     Limiter,
     SQLiteStore,
-    calendar,
     concurrent,
     fixed_window,
     sliding_window,
@@ -23,7 +22,7 @@ from headgate import (
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.leases._async.gate import AsyncLeasedGate
-from headgate.leases.chunks import DRIFT, HOT_UNITS, MAX_HOT_KEYS, ChunkBook, chunk_size
+from headgate.leases.chunks import HOT_UNITS, MAX_HOT_KEYS, ChunkBook, chunk_size
 from headgate.rules import leased, rules_from
 from headgate.stores.base import Answer, Receipts
 from headgate.stores.request import Request
@@ -203,27 +202,6 @@ def open_chunk(book: ChunkBook, units: int = 100, sent: int | None = None) -> ob
     return book.granted(
         IDENTITY, 1, units, book.now() if sent is None else sent, GRANTED, ((units, (units,)),)
     )
-
-
-def test_a_chunk_is_over_one_lease_after_its_request(ticks: Ticks) -> None:
-    book = book_of(ticks)
-    sent, ticks.now = ticks.now, ticks.now + 50
-    assert open_chunk(book, sent=sent)
-    ends = sent + LEASE_NS * DRIFT // (DRIFT + 1)
-    ticks.now = ends - 1
-    assert book.take(IDENTITY, 1)
-    ticks.now = ends
-    assert book.take(IDENTITY, 1) is None
-    assert book.collect() == [(((100, (100,)),), 98)]
-    assert book.collect() == []
-
-
-def test_a_chunk_of_a_window_is_over_with_the_window(ticks: Ticks) -> None:
-    rules = fixed_window("1000/hour"), calendar("1000/day", timezone="UTC")
-    book = ChunkBook(leased(rules, LEASE_NS // 1_000), ticks)
-    fields = [(True, 1000, 800, None, 90_000_000), (True, 1000, 800, None, 30_000_000)]
-    decision = Decision.make(("per-hour", "calendar-day"), fields)
-    assert book.end_of(ticks.now, decision) == ticks.now + 30 * 10**9 * DRIFT // (DRIFT + 1)
 
 
 def test_a_chunk_that_is_granted_late_is_returned_unused(ticks: Ticks) -> None:

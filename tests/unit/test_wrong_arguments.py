@@ -168,7 +168,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
     "deadline of a memory store": (lambda value: open_store("memory://", deadline=value), NOT_POSITIVE),
     "quotas_for": (
         lambda value: Limiter("5/minute", quotas=lambda key, tier: None, quotas_for=value),
-        NOT_POSITIVE,
+        (*NOT_POSITIVE, None),
     ),
     "quotas_for without quotas": (lambda value: Limiter("5/minute", quotas_for=value), NOT_POSITIVE),
     "quota_for": (lambda value: middleware(quota=lambda scope: None, quota_for=value), NOT_POSITIVE),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from psycopg import IsolationLevel
 from psycopg.rows import dict_row
 
-from headgate import ConfigError, CostTooHigh, Limiter, Quota, StoreConflict, sliding_window
+from headgate import ConfigError, CostTooHigh, Limiter, StoreConflict, sliding_window
 from headgate.stores.postgres import AsyncBucketTable, BucketDecision, BucketTable
 from headgate.stores.postgres import bucket_table as module
 from headgate.testing import FakeClock
@@ -209,41 +209,38 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=min(60, EXAMPLES))
-@given(steps, st.booleans(), st.sampled_from([1, 7, 60]))
-def test_bucket_table_decides_like_the_memory_store(
-    url: str, trace: list[tuple[int, str, str, int, str | None]], strict: bool, buckets: int
-) -> None:
-    rules = (
-        sliding_window(
-            Quota(5, 3_600_000_000),
-            strict=strict,
-            buckets=buckets,
-            name="own",
-            scope="user",
-            tiers={"pro": "9/hour"},
-        ),
-        sliding_window(Quota(8, 3_600_000_000), strict=strict, buckets=buckets, name="all", scope="*"),
-    )
-    clock = FakeClock(TEN.timestamp())
-    limiter = Limiter(*rules, clock=clock)
+def test_bucket_table_decides_like_the_memory_store(url: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute(
             "CREATE TEMPORARY TABLE replay (key text, bucket timestamptz, count bigint, UNIQUE (key, bucket))"
         )
-        table = BucketTable(*rules, table="replay", plain="user")
-        for advance, operation, who, cost, tier in trace:
-            clock.advance_us(advance)
-            now, key = datetime.fromtimestamp(clock.now, UTC), {"user": who}
-            if operation == "record":
-                table.record(connection, key, cost, now=now)
-                limiter.record(key, cost, tier=tier)
-            elif operation == "hold":
-                decision = table.hold(connection, key, cost, tier=tier, now=now).decision
-                assert decision == limiter.hit(key, cost, tier=tier)
-            else:
-                decision = table.check(connection, key, cost, tier=tier, now=now).decision
-                assert decision == limiter.check(key, cost, tier=tier)
+
+        @settings(max_examples=min(60, EXAMPLES))
+        @given(steps, st.booleans(), st.sampled_from([1, 7, 60]))
+        def search(trace: list[tuple[int, str, str, int, str | None]], strict: bool, buckets: int) -> None:
+            connection.execute("TRUNCATE replay")
+            shape: dict[str, Any] = {"strict": strict, "buckets": buckets}
+            rules = (
+                sliding_window("5/hour", name="own", scope="user", tiers={"pro": "9/hour"}, **shape),
+                sliding_window("8/hour", name="all", scope="*", **shape),
+            )
+            clock = FakeClock(TEN.timestamp())
+            limiter = Limiter(*rules, clock=clock)
+            table = BucketTable(*rules, table="replay", plain="user")
+            for advance, operation, who, cost, tier in trace:
+                clock.advance_us(advance)
+                now, key = datetime.fromtimestamp(clock.now, UTC), {"user": who}
+                if operation == "record":
+                    table.record(connection, key, cost, now=now)
+                    limiter.record(key, cost, tier=tier)
+                elif operation == "hold":
+                    decision = table.hold(connection, key, cost, tier=tier, now=now).decision
+                    assert decision == limiter.hit(key, cost, tier=tier)
+                else:
+                    decision = table.check(connection, key, cost, tier=tier, now=now).decision
+                    assert decision == limiter.check(key, cost, tier=tier)
+
+        search()
 
 
 # --- Several scopes ---------------------------------------------------------------------------------------------------

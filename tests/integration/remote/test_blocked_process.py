@@ -7,6 +7,7 @@ import ctypes
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -45,39 +46,48 @@ def check(decisions: list[Decision], limiter: Limiter | AsyncLimiter) -> None:
     assert (health.outages, health.failures, health.overloads, health.degraded) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(("is_warm", "turns"), [(True, 1), (True, 3), (False, 1), (False, 3), (False, 5)])
-async def test_blocked_event_loop_is_not_an_outage(
-    make_store: Callable[[], Store], is_warm: bool, turns: int
-) -> None:
-    async with make_store() as store:
-        limiter = AsyncLimiter(f"{LIMIT}/day", name=secrets.token_hex(8), store=store)
-        if is_warm:
-            await limiter.check("warm")
-        calls = [asyncio.ensure_future(limiter.hit("a")) for _ in range(CALLS)]  # type: ignore[arg-type]
-        for _ in range(turns):
+STAGES = [(True, 1), (True, 3), (False, 1), (False, 3), (False, 5)]
+"""Whether a connection is open, and turns of the event loop from the first call to the block."""
+
+
+async def test_blocked_event_loop_is_not_an_outage(make_store: Callable[[], Store]) -> None:
+    """The block finds every store in another stage of its calls."""
+    async with AsyncExitStack() as stack:
+        waiting, started = [], []
+        for is_warm, turns in STAGES:
+            store: Store = await stack.enter_async_context(make_store())
+            limiter = AsyncLimiter(f"{LIMIT}/day", name=secrets.token_hex(8), store=store)
+            if is_warm:
+                await limiter.check("warm")
+            waiting.append((turns, limiter))
+        for left in range(5, 0, -1):
+            for turns, limiter in waiting:
+                if turns == left:
+                    started.append((limiter, [asyncio.ensure_future(limiter.hit("a")) for _ in range(CALLS)]))
             await asyncio.sleep(0)
         block_process()
-        check(await asyncio.gather(*calls), limiter)
+        for limiter, calls in started:
+            check(await asyncio.gather(*calls), limiter)
 
 
-@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "while connecting"])
-def test_blocked_interpreter_is_not_an_outage(make_store: Callable[[], Store], is_warm: bool) -> None:
-    decisions: list[Decision] = []
-    ready = threading.Barrier(CALLS + 1)
-    with make_store() as store:
-        limiter = Limiter(f"{LIMIT}/day", name=secrets.token_hex(8), store=store)
-        if is_warm:
-            limiter.check("warm")
+def test_blocked_interpreter_is_not_an_outage(make_store: Callable[[], Store]) -> None:
+    """The block finds one store connected and the other one connecting."""
+    ready = threading.Barrier(2 * CALLS + 1)
+    with make_store() as warm, make_store() as cold:
+        limiters = [Limiter(f"{LIMIT}/day", name=secrets.token_hex(8), store=store) for store in (warm, cold)]
+        limiters[0].check("warm")
+        decisions: list[list[Decision]] = [[], []]
 
-        def hit() -> None:
+        def hit(which: int) -> None:
             ready.wait(PATIENT)
-            decisions.append(limiter.hit("a"))
+            decisions[which].append(limiters[which].hit("a"))
 
-        threads = [threading.Thread(target=hit) for _ in range(CALLS)]
+        threads = [threading.Thread(target=hit, args=(number % 2,)) for number in range(2 * CALLS)]
         for thread in threads:
             thread.start()
         ready.wait(PATIENT)
         block_process()
         for thread in threads:
             thread.join(PATIENT)
-        check(decisions, limiter)
+        for made, limiter in zip(decisions, limiters, strict=True):
+            check(made, limiter)

@@ -26,7 +26,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.kv import KeyTurns, KVStore, ListingKV, MemoryKV, SQLiteKV
+from headgate.stores.kv import KeyTurns, KVStore, MemoryKV, SQLiteKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.stores.kv.store import default_stem
 from headgate.testing import FakeClock
@@ -90,13 +90,6 @@ class RivalledKV(MemoryKV):
 
 def limiter_on(kv: object, rule: Rule, clock: FakeClock | None = None) -> AsyncLimiter:
     return AsyncLimiter(rule, name="test", store=KVStore(kv, clock=clock))  # type: ignore[arg-type]  # a KV
-
-
-@pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
-async def test_parallel_calls_admit_exactly_the_limit(rule: Rule, kv: ListingKV, clock: FakeClock) -> None:
-    limiter = limiter_on(kv, rule, clock)
-    decisions = await asyncio.gather(*(limiter.hit("42") for _ in range(50)))
-    assert sum(decision.allowed for decision in decisions) == 20
 
 
 @given(

@@ -140,7 +140,7 @@ def note_key(namespace: str, name: str) -> bytes:
 def queue_prefix(namespace: str, limiter: str) -> bytes:
     """Return the common prefix of the names of a limiter's queues in a store.
 
-    A brace follows it, so no state has such a name: there, the length of the next part follows.
+    No state has such a name: there, the length of the next part follows.
     """
     parts = (text.encode("utf-8", "surrogatepass") for text in (namespace, limiter))
     return b"".join(map(_part, parts))

@@ -8,7 +8,7 @@ from time import monotonic
 
 from headgate._concurrency import Event
 from headgate._fair_queue import FairQueue, Ticket
-from headgate.errors import StoreError, StoreOverloaded
+from headgate.errors import StoreError, StoreMisconfigured, StoreOverloaded
 from headgate.outage.fallback import Health
 from headgate.rules import Rule
 from headgate.stores.queues import RENEW_EVERY, KeyParts, Queues
@@ -87,6 +87,7 @@ class WaitingTurn:
         self._has_come = False
         self._renew_at = 0.0
         self._was_woken = True
+        self._has_rights = True
 
     @property
     def left(self) -> float:
@@ -137,18 +138,19 @@ class WaitingTurn:
 
         If a server is down, the ticket stays there until it expires: an attempt would only delay the caller.
         """
-        if self._queues.is_remote and self._health.state == "unavailable":
+        if not self._has_rights or (self._queues.is_remote and self._health.state == "unavailable"):
             return
         if self._place is not None:
             self._queues.leave(self._place, self._ticket)
         self._queues.leave(self._queue, self._ticket)
 
     def _enter(self, queue: object) -> bool:
-        if self._health.state == "unavailable":
+        if not self._has_rights or self._health.state == "unavailable":
             return True
         try:
             return self._queues.enter(queue, self._ticket, self._priority)
         except StoreOverloaded:
             return self._has_come
-        except StoreError:
+        except StoreError as error:
+            self._has_rights = not isinstance(error, StoreMisconfigured)
             return True

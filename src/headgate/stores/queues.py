@@ -127,11 +127,11 @@ class QueueNames:
         self._rules = rules
 
     def of_key(self, parts: KeyParts) -> bytes:
-        """Return the name of the queue of a complete key; in a Redis cluster, the part in braces chooses the slot."""
+        """Return the name of the queue of a complete key, which looks like that of a state."""
         by_scope = {rule.scope: part for rule, part in zip(self._rules, parts, strict=True)}
         names = (storage_key(b"", part) for part in by_scope.values())
         digest = blake2b(b"".join(b"%d:%b" % (len(name), name) for name in names), digest_size=16)
-        return b"%b{%b}" % (self._prefix, digest.hexdigest().encode())
+        return self._name_state(self._prefix, digest.hexdigest())
 
     def of_places(self, parts: KeyParts) -> dict[str, bytes]:
         """Return the names of the queues for places, by the names of the `concurrent` rules.

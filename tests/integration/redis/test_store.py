@@ -284,6 +284,20 @@ def test_without_rights_for_queues_calls_are_admitted_in_any_order(
     assert "in any order" in caplog.text
 
 
+async def test_missing_rights_for_queues_do_not_affect_other_calls(
+    server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls of tasks that run at the same time are sent together."""
+    server.command(
+        "ACL", "SETUSER", "limited", "on", ">secret", "~8:headgate*", *(f"+{word}" for word in RIGHTS)
+    )
+    url = server.url.replace("//", "//limited:secret@")
+    async with AsyncLimiter(concurrent(9, lease=60), name=name, store=url, on_store_error="raise") as limiter:
+        await limiter.hold("alice")
+        assert all(await asyncio.gather(limiter.hold("bob", timeout=5), limiter.hold("carol")))
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
 def test_documented_rights_are_sufficient(server: RedisServer, name: str) -> None:
     server.command(
         "ACL", "SETUSER", "limited", "on", ">secret", "~8:headgate*", *(f"+{word}" for word in RIGHTS)

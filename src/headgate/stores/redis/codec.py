@@ -90,8 +90,8 @@ def get_note(key: bytes) -> ScriptCall:
 
 def queue_call(queue: bytes, ticket: str, priority: int, lasting_us: int) -> ScriptCall:
     """Return the call that enters a queue or stays in it; with a lifetime of 0, it leaves."""
-    head = _HEAD.pack(Operation.QUEUE, 2, _SERVER_CLOCK, -(lasting_us // -1000), priority)
-    return ScriptCall((b"order:" + queue, b"tickets:" + queue), head + ticket.encode())
+    head = _HEAD.pack(Operation.QUEUE, 1, _SERVER_CLOCK, -(lasting_us // -1000), priority)
+    return ScriptCall((queue,), head + ticket.encode())
 
 
 def reset(keys: tuple[bytes, ...]) -> ScriptCall:

@@ -67,8 +67,8 @@ _LEFT_OUT = frozenset(
 # Sentinel, or TLS settings that do not fit.
 _REFUSAL = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
-    r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
-    r"Protocol error, got|cluster support disabled|"
+    r"without any password|no permissions|executing the script can't|read only replica|unknown command|"
+    r"DB index is out of range|Protocol error, got|cluster support disabled|"
     rf"SELECT is not allowed|knows no primary|{WRONG_TLS}|"
     r"Error 2 connecting to \S+:\d+\. No such file",  # a certificate file; the message about a server has its port
     re.IGNORECASE,

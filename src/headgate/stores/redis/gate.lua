@@ -16,8 +16,8 @@
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has one key and no rule; its cost
 --          is the time to live in milliseconds (0: only read), its birth the length of the text that may be replaced
 --          (-1: none); that text follows, then the new one. The same text extends the time. 8 hit, 10 hold: if it is
---          refused, penalties count it. 0 queue: the ticket of a waiting call, which has two keys and no rule; its cost is
---          the time to live in milliseconds (0: leave), its birth the priority; the ticket follows.
+--          refused, penalties count it. 0 queue: the ticket of a waiting call. Its key is the name of the queue, and it has
+--          no rule; its cost is the time to live in milliseconds (0: leave), its birth the priority; the ticket follows.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
@@ -49,7 +49,8 @@
 -- A queue is a sorted set "order:NAME", whose members are a letter for the priority, the tag in 16 digits and the ticket; and a
 -- hash "tickets:NAME", which maps each ticket to its expiry in milliseconds and its member. A ticket begins with the 16
 -- characters of its process, which listens to the channel "headgate:" and these characters. The queue for places of a
--- concurrent rule has the name of its state; its two keys are used without being in KEYS, but have the same hash tag.
+-- concurrent rule has the name of its state. The two keys of a queue are used without being in KEYS, but have the same hash
+-- tag as its name: with missing rights for keys in KEYS, the server would refuse all requests of a call.
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -896,7 +897,8 @@ local function run(request, first_key)
     end
     return kept
   elseif operation == QUEUE then
-    return queueing()(KEYS[first_key + 1], KEYS[first_key + 2], sub(request, 28), birth, cost)
+    local queue = KEYS[first_key + 1]
+    return queueing()("order:" .. queue, "tickets:" .. queue, sub(request, 28), birth, cost)
   elseif rules == 1 and cost >= 0 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
   end

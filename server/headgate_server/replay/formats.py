@@ -84,7 +84,7 @@ def choose_format(
     if wanted == RECORDED:
         return LogFormat(RECORDED, read_recorded, _json_value), False
     if wanted == "json":
-        return json_format(time), False
+        return LogFormat("json", _read_json, _json_value, time_name=time), False
     if wanted == "csv":
         return csv_format(first_lines[0] if first_lines else "", time), True
     if wanted.startswith("csv:"):
@@ -128,14 +128,6 @@ def _is_header(line: str) -> bool:
     return len(names) > 1 and all(name.replace("_", "").replace("@", "")[:1].isalpha() for name in names)
 
 
-def json_format(time: str | None = None) -> LogFormat:
-    """Return the format of JSON objects, one per line.
-
-    A name with dots is a path through objects: `request.headers.User-Agent`.
-    """
-    return LogFormat("json", _read_json, _json_value, time_name=time)
-
-
 def _read_json(line: str) -> Row:
     try:
         row = json.loads(line)
@@ -147,7 +139,7 @@ def _read_json(line: str) -> Row:
 
 
 def _json_value(name: str) -> Value:
-    """Return the getter of a value by its name, or by its path through objects."""
+    """Return the getter of a value by its name, or by its path through objects: `request.headers.User-Agent`."""
     path = name.split(".")
     if len(path) == 1:
         return lambda row: row.get(name)

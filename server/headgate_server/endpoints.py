@@ -13,7 +13,7 @@ from headgate_server.history import DecisionHistory
 from headgate_server.metrics import CONTENT_TYPE, ServerMetrics
 from headgate_server.openapi import document
 from headgate_server.operations import Operations
-from headgate_server.pages import SECURITY, Page, find_page, is_known
+from headgate_server.pages import SECURITY, find_page, is_known
 from headgate_server.problems import ApiProblem
 from headgate_server.replies import PRIVATE, Reply, Stream, json_reply
 from headgate_server.routing import ApiRequest, Route
@@ -302,7 +302,7 @@ def endpoints(
             answer='headgate_decisions_total{degraded="false",limiter="login",outcome="refused",rule="5/m"} 3.0\n',
             media_type="text/plain",
         ),
-        Route("GET", "/", "nothing", _page, wants_request=True),
+        Route("GET", "/", "nothing", _file, wants_request=True),
         Route("GET", "/static/{file}", "nothing", _file, wants_request=True),
     ]
 
@@ -358,15 +358,8 @@ async def _traffic(demo: Demo | None, body: TrafficBody) -> TrafficAnswer:
     return TrafficAnswer(demo.traffic)
 
 
-async def _page(request: ApiRequest) -> Reply:
-    return _sent(find_page("index.html"), request)
-
-
-async def _file(request: ApiRequest, name: str) -> Reply:
-    return _sent(find_page(name), request)
-
-
-def _sent(page: Page, request: ApiRequest) -> Reply:
+async def _file(request: ApiRequest, name: str = "index.html") -> Reply:
+    page = find_page(name)
     if is_known(page, request.fields):
         return Reply(304, page.fields, b"")
     return Reply(200, page.fields, page.content)

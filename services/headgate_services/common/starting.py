@@ -25,8 +25,8 @@ T = TypeVar("T")
 class RunnableSettings(Protocol):
     """Settings that every service has.
 
-    `separate_counts` describes the counts that each process keeps separately, with the setting that moves them; empty if
-    there are none.
+    `separate_counts` describes the counts that each process keeps separately, with the setting that moves them. It is
+    empty if all counts are shared.
     """
 
     @property

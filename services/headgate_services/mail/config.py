@@ -109,7 +109,7 @@ class Settings(ServiceSettings):
 
     @property
     def separate_counts(self) -> str:
-        """The counts that each process keeps separately, and the setting that moves them; empty if there are none."""
+        """The counts that each process keeps separately, and the setting that moves them, or an empty text."""
         is_limited = self.global_send_rate_limit_per_minute or self.global_send_rate_limit_per_hour
         if is_limited and self.rate_limit_store.startswith("memory:"):
             return "the send limit is in memory; set RATE_LIMIT_STORE to a shared store"

@@ -140,7 +140,7 @@ class TelegramSettings(ServiceSettings):
 
     @property
     def separate_counts(self) -> str:
-        """The counts that each process keeps separately, and the setting that moves them; empty if there are none."""
+        """The counts that each process keeps separately, and the setting that moves them, or an empty text."""
         hint = "the counts are in memory; set RATE_LIMIT_KV to a shared store"
         return hint if self.counts_in_memory else ""
 

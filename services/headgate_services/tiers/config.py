@@ -49,7 +49,7 @@ class TiersSettings(AtomicSwitch):
 
     @property
     def separate_counts(self) -> str:
-        """The counts that each process keeps separately, and the setting that moves them; empty if there are none."""
+        """The counts that each process keeps separately, and the setting that moves them, or an empty text."""
         is_in_memory = self.saju_enable_rate_limiting and not self.saju_redis_url
         return "the buckets are in memory; set SAJU_REDIS_URL to a shared Redis" if is_in_memory else ""
 

@@ -1,4 +1,4 @@
-"""How deep tests search. HEADGATE_TEST_EXAMPLES=10000 searches deeper than the budget of `make test` allows."""
+"""The numbers of random examples in tests. HEADGATE_TEST_EXAMPLES=10000 tries more than the time of `make test` allows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import os
 
 USUAL = 100
 EXAMPLES = int(os.environ.get("HEADGATE_TEST_EXAMPLES", USUAL))
-"""How many random examples a property tries."""
+"""The number of random examples per property."""
 SEEDS = range(max(1, EXAMPLES // 100))
-"""What long random scripts start from: one each, unless more is asked for."""
+"""The seeds of long random scripts: only one by default."""

@@ -29,12 +29,12 @@ def test_link_targets_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", [README, SCALE], ids=lambda path: path.name)
 def test_figures_match_the_benchmark_results(page: Path) -> None:
-    """If not: `python -m benchmarks.readme`."""
+    """To update the figures: `python -m benchmarks.readme`."""
     assert with_figures(page) == page.read_text(encoding="utf-8")
 
 
 def test_readme_has_at_most_500_words() -> None:
-    """Code and tables do not count."""
+    """Words of code and tables are not counted."""
     text = README.read_text(encoding="utf-8")
     prose = re.sub(
         r"^```.*?^```$|^\|[^\n]*$|<picture>.*?</picture>|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL

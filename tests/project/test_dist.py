@@ -1,4 +1,4 @@
-"""Tests of the checks of wheels in `make dist`. The real wheels are checked when it runs."""
+"""Tests of the checks of wheels in `make dist`, which checks the real wheels."""
 
 from __future__ import annotations
 

@@ -29,6 +29,24 @@ class Verdict(NamedTuple):
     reset_after_us: int | None
 
 
+class RuleFigures:
+    """The verdict of one rule as plain numbers; the memory store creates one for each of several rules."""
+
+    __slots__ = ("allowed", "limit", "remaining", "reset_after_us", "retry_after_us")
+
+    allowed: bool
+    limit: int
+    remaining: int
+    retry_after_us: int
+    reset_after_us: int
+
+    def fields(self) -> Fields:
+        """Return the fields of a `Verdict`."""
+        retry_after_us = None if self.retry_after_us == _NONE else self.retry_after_us
+        reset_after_us = None if self.reset_after_us == _NONE else self.reset_after_us
+        return self.allowed, self.limit, self.remaining, retry_after_us, reset_after_us
+
+
 class RuleResult(NamedTuple):
     """The answer of one rule with its name; times in seconds.
 
@@ -59,7 +77,7 @@ class Decision:
     __slots__ = (
         "_allowed",
         "_degraded",
-        "_fields",
+        "_figures",
         "_index",
         "_leased",
         "_limit",
@@ -76,7 +94,7 @@ class Decision:
     _retry_after_us: int
     _reset_after_us: int
     _index: int  # of the binding rule
-    _fields: tuple[Fields, ...] | None  # of each rule, if there are several
+    _figures: tuple[RuleFigures, ...] | None  # of each rule, if there are several
     _degraded: bool
     _leased: bool
 
@@ -168,8 +186,8 @@ class Decision:
     @property
     def fields(self) -> tuple[Fields, ...]:
         """Like `verdicts`, but as plain tuples, which are faster to create."""
-        if self._fields is not None:
-            return self._fields
+        if self._figures is not None:
+            return tuple([each.fields() for each in self._figures])
         figures = self._allowed, self._limit, self._remaining, self.retry_after_us, self.reset_after_us
         return (figures,) if self._names else ()
 
@@ -236,9 +254,10 @@ def decision_of(names: tuple[str, ...], fields: tuple[Fields, ...]) -> Decision:
     """Return the decision of the verdicts of all rules, in order."""
     if not fields:
         return UNLIMITED
-    index = binding(fields)
-    allowed, limit, remaining, retry_after_us, reset_after_us = fields[index]
-    decision = new_decision(
+    if len(fields) > 1:
+        return joint_decision(names, tuple([_figures_of(each) for each in fields]))
+    allowed, limit, remaining, retry_after_us, reset_after_us = fields[0]
+    return new_decision(
         names,
         allowed,
         limit,
@@ -246,10 +265,47 @@ def decision_of(names: tuple[str, ...], fields: tuple[Fields, ...]) -> Decision:
         _NONE if retry_after_us is None else retry_after_us,
         _NONE if reset_after_us is None else reset_after_us,
     )
-    if len(fields) > 1:
-        decision._index = index
-        decision._fields = fields
+
+
+def joint_decision(names: tuple[str, ...], figures: tuple[RuleFigures, ...]) -> Decision:
+    """Return the decision of the figures of several rules, in order."""
+    index = _binding(figures)
+    binding = figures[index]
+    decision = new_decision(
+        names,
+        binding.allowed,
+        binding.limit,
+        binding.remaining,
+        binding.retry_after_us,
+        binding.reset_after_us,
+    )
+    decision._index = index
+    decision._figures = figures
     return decision
+
+
+def new_figures(
+    allowed: bool, limit: int, remaining: int, retry_after_us: int, reset_after_us: int
+) -> RuleFigures:
+    """Return the figures of one rule from its internal fields."""
+    figures = RuleFigures.__new__(RuleFigures)
+    figures.allowed = allowed
+    figures.limit = limit
+    figures.remaining = remaining
+    figures.retry_after_us = retry_after_us
+    figures.reset_after_us = reset_after_us
+    return figures
+
+
+def _figures_of(fields: Fields) -> RuleFigures:
+    allowed, limit, remaining, retry_after_us, reset_after_us = fields
+    return new_figures(
+        allowed,
+        limit,
+        remaining,
+        _NONE if retry_after_us is None else retry_after_us,
+        _NONE if reset_after_us is None else reset_after_us,
+    )
 
 
 def new_decision(
@@ -269,7 +325,7 @@ def new_decision(
     decision._retry_after_us = retry_after_us
     decision._reset_after_us = reset_after_us
     decision._index = 0
-    decision._fields = None
+    decision._figures = None
     decision._degraded = False
     decision._leased = False
     return decision
@@ -288,7 +344,7 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
         decision._retry_after_us,
         decision._reset_after_us,
         decision._index,
-        decision._fields,
+        decision.fields,
         decision._degraded,
         decision._leased,
     )
@@ -297,7 +353,8 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
 def _restored(*fields: Any) -> Decision:
     """Return the decision with the fields of `_fields_of`."""
     decision = new_decision(*fields[:6])
-    decision._index, decision._fields, decision._degraded, decision._leased = fields[6:]
+    decision._index, verdicts, decision._degraded, decision._leased = fields[6:]
+    decision._figures = tuple([_figures_of(each) for each in verdicts]) if len(verdicts) > 1 else None
     return decision
 
 
@@ -314,16 +371,16 @@ def _seconds(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / MICROSECONDS
 
 
-def binding(fields: tuple[Fields, ...]) -> int:
+def _binding(figures: tuple[RuleFigures, ...]) -> int:
     """Return the index of the binding rule; the first one among equals."""
     binds, index, least, longest = 0, 0, -1, -1
-    for allowed, _, remaining, retry_after_us, _ in fields:
-        if not allowed:
-            if retry_after_us is None:
+    for each in figures:
+        if not each.allowed:
+            if each.retry_after_us == _NONE:
                 return index  # a permanent refusal is the longest wait
-            if retry_after_us > longest:
-                binds, longest = index, retry_after_us
-        elif longest < 0 and (least < 0 or remaining < least):
-            binds, least = index, remaining
+            if each.retry_after_us > longest:
+                binds, longest = index, each.retry_after_us
+        elif longest < 0 and (least < 0 or each.remaining < least):
+            binds, least = index, each.remaining
         index += 1  # noqa: SIM113  # with `enumerate` the index would be an object
     return binds

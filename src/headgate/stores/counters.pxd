@@ -4,7 +4,7 @@ cimport cython
 from cpython cimport time
 from libc.stdint cimport int64_t
 
-from headgate.decision cimport Decision, decision_of, new_decision
+from headgate.decision cimport Decision, RuleFigures, joint_decision, new_decision, new_figures
 from headgate.stores.meters cimport Meter, MeterState, PenaltyMeter
 from headgate.stores.request cimport Request
 
@@ -51,7 +51,7 @@ cdef class Slot:
     cdef int64_t cost, used, empty_at, remaining, retry_after, reset_after
     @cython.locals(meter=Meter, cost=int64_t, used=int64_t, excess=int64_t, free_at=int64_t, empty_at=int64_t)
     cdef judge(self, int64_t at, bint admitted, bint charged)
-    cdef tuple fields(self)
+    cdef RuleFigures figures(self)
 
 cdef class MemoryGate:
     cdef readonly Counters counters

@@ -24,7 +24,7 @@ from headgate._checks import refuse_pickling
 from headgate.algorithms import Algorithm, Receipt, State
 from headgate.clock import Clock, SteadyClock, reading
 from headgate.costs import Costs
-from headgate.decision import Decision, Fields, decision_of, new_decision
+from headgate.decision import Decision, Fields, RuleFigures, joint_decision, new_decision, new_figures
 from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
@@ -257,11 +257,9 @@ class Slot:
         self.reset_after = NEVER if empty_at == NEVER else empty_at - at
         self.remaining = max(0, (meter.most - used) // meter.part - cost)
 
-    def fields(self) -> Fields:
-        """Return the verdict as plain values."""
-        retry_after = None if self.retry_after == NEVER else self.retry_after
-        reset_after = None if self.reset_after == NEVER else self.reset_after
-        return self.is_free, self.meter.limit, self.remaining, retry_after, reset_after
+    def figures(self) -> RuleFigures:
+        """Return the verdict."""
+        return new_figures(self.is_free, self.meter.limit, self.remaining, self.retry_after, self.reset_after)
 
 
 class MemoryGate:
@@ -371,7 +369,7 @@ class MemoryGate:
         If another rule refuses, the figures of an admitting rule are those without this call.
         """
         if len(slots) > 1:
-            return decision_of(self.names, tuple([slot.fields() for slot in slots]))
+            return joint_decision(self.names, tuple([slot.figures() for slot in slots]))
         slot = slots[0]
         return new_decision(
             self.names, slot.is_free, slot.meter.limit, slot.remaining, slot.retry_after, slot.reset_after
@@ -482,7 +480,7 @@ class MemoryGate:
                 slot.cost = 0
                 slot.used = slot.meter.used(slot.state, at)
             slot.judge(at, admitted, False)
-            fields.append(slot.fields())
+            fields.append(slot.figures().fields())
         decision = Decision.make(self.names, fields)
         if not admitted:
             return decision, None

@@ -68,6 +68,22 @@ def rules(kind: str) -> list[Any]:
     return [made["fixed_window"], made["sliding_window"], made["token_bucket"]]
 
 
+def headgate(kind: str, store: Any) -> Caller:
+    """Build Headgate on a store."""
+    from headgate import Limiter
+
+    limiter = Limiter(*rules(kind), name=f"bench {kind}", store=store, on_store_error="raise")
+    return Caller(limiter.hit, limiter.store.close)
+
+
+async def headgate_async(kind: str, store: Any) -> Caller:
+    """Build Headgate for tasks on a store."""
+    from headgate import AsyncLimiter
+
+    limiter = AsyncLimiter(*rules(kind), name=f"bench {kind}", store=store, on_store_error="raise")
+    return Caller(limiter.hit, limiter.store.aclose)
+
+
 def measure_one(
     title: str, builds: Mapping[str, Callable[[], Caller]], keys: int, calls: int, rounds: int
 ) -> Measured:

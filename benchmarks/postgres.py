@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 from benchmarks.harness import Scale, Section, main
-from benchmarks.network import OURS, Caller, measure_one, measure_tasks, rules
+from benchmarks.network import OURS, Caller, headgate, headgate_async, measure_one, measure_tasks
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.testing.postgres_server import PostgresServer, new_database
 
@@ -43,7 +43,10 @@ def run(scale: Scale) -> Iterator[Section]:
             title = f"PostgreSQL, one thread, synchronous_commit = {'on' if durable else 'off'}"
             one: dict[str, Callable[[], Caller]] = {
                 ONE_CONNECTION: partial(upsert, url, durable),
-                **{name: partial(headgate, kind, url, durable) for kind, name in OURS.items()},
+                **{
+                    name: partial(headgate, kind, PostgresStore(url, durable=durable, deadline=60))
+                    for kind, name in OURS.items()
+                },
             }
             found = measure_one(title, one, KEYS, max(KEYS, scale.calls // 5), scale.rounds)
             found.require(title, 0.7, ONE_CONNECTION)
@@ -51,7 +54,10 @@ def run(scale: Scale) -> Iterator[Section]:
         title = f"PostgreSQL, {TASKS} tasks"
         tasks: dict[str, Callable[[], Awaitable[Caller]]] = {
             POOL: partial(upsert_pool, url),
-            **{name: partial(headgate_async, kind, url) for kind, name in OURS.items()},
+            **{
+                name: partial(headgate_async, kind, PostgresStore(url, deadline=60))
+                for kind, name in OURS.items()
+            },
         }
         found = measure_tasks(title, tasks, TASKS, KEYS, scale.calls, scale.rounds)
         found.require(title, 5.0, POOL)
@@ -107,24 +113,6 @@ async def upsert_pool(url: str) -> Caller:
             return await (await connection.execute(statement, (key,), prepare=True)).fetchone()
 
     return Caller(hit, pool.close)
-
-
-def headgate(kind: str, url: str, durable: bool) -> Caller:
-    """Build Headgate."""
-    from headgate import Limiter
-
-    store = PostgresStore(url, durable=durable, deadline=60)
-    limiter = Limiter(*rules(kind), name=f"bench {kind}", store=store, on_store_error="raise")
-    return Caller(limiter.hit, store.close)
-
-
-async def headgate_async(kind: str, url: str) -> Caller:
-    """Build Headgate for tasks."""
-    from headgate import AsyncLimiter
-
-    store = PostgresStore(url, deadline=60)
-    limiter = AsyncLimiter(*rules(kind), name=f"bench {kind}", store=store, on_store_error="raise")
-    return Caller(limiter.hit, store.aclose)
 
 
 if __name__ == "__main__":

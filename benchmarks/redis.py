@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.harness import Scale, Section, main
-from benchmarks.network import LIMIT, OURS, Caller, measure_one, measure_tasks, rules
+from benchmarks.network import LIMIT, OURS, Caller, headgate, headgate_async, measure_one, measure_tasks
 
 FLOOR = "floor: EVALSHA"
 HOUR_US = 3600 * 1_000_000
@@ -39,9 +39,15 @@ return {1, math.floor((tonumber(ARGV[2]) - (new - now)) / tonumber(ARGV[1])), 0}
 def run(scale: Scale) -> Iterator[Section]:
     """Measure one synchronous client, then tasks."""
     with server_url() as url:
-        threads = {name: partial(build, url) for name, build in SYNC.items()}
-        tasks = {name: partial(build, url) for name, build in ASYNC.items()}
-        one = measure_one("Redis, one synchronous client", threads, 1, scale.calls // 5, scale.rounds)
+        sync = {
+            FLOOR: partial(evalsha, url),
+            **{name: partial(headgate, kind, url) for kind, name in OURS.items()},
+        }
+        tasks = {
+            FLOOR: partial(evalsha_async, url),
+            **{name: partial(headgate_async, kind, url) for kind, name in OURS.items()},
+        }
+        one = measure_one("Redis, one synchronous client", sync, 1, scale.calls // 5, scale.rounds)
         one.require("Redis, one synchronous client", 0.85, FLOOR)
         yield one.section
         for number, bound in TASKS.items():
@@ -79,32 +85,6 @@ async def evalsha_async(url: str) -> Caller:
     client = redis.asyncio.Redis.from_url(url, max_connections=MOST_CONNECTIONS)
     sha = await client.script_load(GCRA)
     return Caller(lambda key: client.evalsha(sha, 1, f"floor:{key}", HOUR_US / LIMIT, HOUR_US), client.aclose)
-
-
-def headgate(kind: str, url: str) -> Caller:
-    """Build Headgate."""
-    from headgate import Limiter
-
-    limiter = Limiter(*rules(kind), name=f"bench {kind}", store=url, on_store_error="raise")
-    return Caller(limiter.hit, limiter.close)
-
-
-async def headgate_async(kind: str, url: str) -> Caller:
-    """Build Headgate for tasks."""
-    from headgate import AsyncLimiter
-
-    limiter = AsyncLimiter(*rules(kind), name=f"bench {kind}", store=url, on_store_error="raise")
-    return Caller(limiter.hit, limiter.aclose)
-
-
-SYNC: dict[str, Callable[[str], Caller]] = {
-    FLOOR: evalsha,
-    **{name: partial(headgate, kind) for kind, name in OURS.items()},
-}
-ASYNC: dict[str, Callable[[str], Awaitable[Caller]]] = {
-    FLOOR: evalsha_async,
-    **{name: partial(headgate_async, kind) for kind, name in OURS.items()},
-}
 
 
 if __name__ == "__main__":

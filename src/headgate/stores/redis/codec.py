@@ -6,7 +6,7 @@ calls. Numbers are sent as doubles, which represent every number exactly that He
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct, unpack
@@ -99,6 +99,27 @@ def reset(keys: tuple[bytes, ...]) -> ScriptCall:
     return ScriptCall(keys, _HEAD.pack(Operation.RESET, len(keys), _SERVER_CLOCK, 0, 0))
 
 
+def refund(charged: Iterable[tuple[Algorithm, tuple[object, Receipt], int]], now: int | None) -> ScriptCall:
+    """Return the call that gives units back; `charged` has each rule, its receipt and its units."""
+    algorithms, receipts, units = zip(*charged, strict=True)
+    at = _SERVER_CLOCK if now is None else now
+    head = _HEAD.pack(Operation.REFUND, len(units), at, _OWN_COSTS, 0)
+    rules = b"".join(_packed_rule(algorithm, 0) for algorithm in algorithms)
+    keys = tuple(key for key, _ in receipts)
+    return ScriptCall(keys, head + rules + b"".join(map(_packed_cost, units, receipts)))
+
+
+def _packed_rule(algorithm: Algorithm, now: int) -> bytes:
+    """Return the parameters of a rule, with the windows of a calendar around a time."""
+    return _RULE.pack(*port_parameters(algorithm, now)[0])
+
+
+def _packed_cost(cost: int, entry: tuple[object, Receipt]) -> bytes:
+    """Return the cost of a rule, and its receipt if units are given back."""
+    receipt = entry[1]
+    return _OWN.pack(cost, len(receipt)) + Struct(f"<{len(receipt)}d").pack(*receipt)
+
+
 def command(*arguments: bytes) -> bytes:
     """Return a command in Redis's protocol."""
     return b"*%d%b\r\n" % (len(arguments), _packed(arguments))
@@ -161,22 +182,13 @@ class RedisPlan:
         time: ServerTime,
     ) -> None:
         self._names = names
-        self._algorithms = algorithms
+        self.algorithms = algorithms
         self._size = len(algorithms)
         self._new_birth = new_birth
         self._time = time
         self._has_calendars = any(isinstance(algorithm, Calendar) for algorithm in algorithms)
         self._rules = self._rules_at(0)
         self._scales = [(limit_of(a), a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
-
-    def part(self, indices: Sequence[int]) -> RedisPlan:
-        """Return the plan of some of these rules, none of which is a penalty."""
-        return RedisPlan(
-            tuple(self._names[i] for i in indices),
-            tuple(self._algorithms[i] for i in indices),
-            self._new_birth,
-            self._time,
-        )
 
     def decide(
         self,
@@ -193,7 +205,8 @@ class RedisPlan:
         elif not replaces and len(set(cost)) == 1:  # type: ignore[arg-type]  # it is a tuple
             cost, more = cost[0], b""  # type: ignore[index]
         else:
-            cost, more = _OWN_COSTS, self._own(cost, replaces)  # type: ignore[arg-type]
+            own = replaces or ((None, ()),) * self._size
+            cost, more = _OWN_COSTS, b"".join(map(_packed_cost, cost, own))  # type: ignore[call-overload]
         head = _HEAD.pack(operation, self._size, at, cost, self._new_birth())
         if not self._has_calendars:
             return ScriptCall(keys, head + self._rules + more)
@@ -206,23 +219,9 @@ class RedisPlan:
 
         return ScriptCall(keys, head + self._rules_at(self._time.now()) + more, body_at)
 
-    def refund(self, receipts: Receipts, costs: tuple[int, ...], now: int | None) -> ScriptCall:
-        """Return the call that refunds `costs` units of a hold, one number per rule."""
-        at = _SERVER_CLOCK if now is None else now
-        head = _HEAD.pack(Operation.REFUND, self._size, at, _OWN_COSTS, 0)
-        keys: Any = tuple(key for key, _ in receipts)  # receipts of this store have bytes
-        return ScriptCall(keys, head + self._rules + self._own(costs, receipts))
-
-    def _own(self, costs: tuple[int, ...], receipts: Receipts | None) -> bytes:
-        """Return the cost of each rule, and its receipt if units are given back."""
-        return b"".join(
-            _OWN.pack(cost, len(receipt)) + Struct(f"<{len(receipt)}d").pack(*receipt)
-            for cost, (_, receipt) in zip(costs, receipts or ((None, ()),) * self._size, strict=True)
-        )
-
     def _rules_at(self, now: int) -> bytes:
         """Return the parameters of all rules, with the windows of calendars around a time."""
-        return b"".join(_RULE.pack(*port_parameters(algorithm, now)[0]) for algorithm in self._algorithms)
+        return b"".join(_packed_rule(algorithm, now) for algorithm in self.algorithms)
 
     def answer(self, reply: Reply) -> Answer:
         """Decode the reply to a hit, a peek or a renewal."""
@@ -241,7 +240,7 @@ class RedisPlan:
         if reply == 0:
             return RECORDED
         number, count = reply
-        algorithm = self._algorithms[number - 1]
+        algorithm = self.algorithms[number - 1]
         parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
         raise CostTooHigh(self.costs(cost)[number - 1], max(0, MAX_UNITS - count) // parts, algorithm.name)
 
@@ -270,7 +269,7 @@ class RedisPlan:
             return None
         numbers = unpack(f"<{len(rest) // 8}q", rest)
         receipts: list[tuple[object, Receipt]] = []
-        for key, algorithm, units in zip(keys, self._algorithms, self.costs(cost), strict=True):
+        for key, algorithm, units in zip(keys, self.algorithms, self.costs(cost), strict=True):
             if not units:
                 receipts.append((key, ()))
             elif isinstance(algorithm, TokenBucket):

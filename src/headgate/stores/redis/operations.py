@@ -11,7 +11,7 @@ from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts, given_back
 from headgate.stores.penalties import has_penalty, with_penalty_costs
-from headgate.stores.redis.codec import Operation, Reply, plans, reset
+from headgate.stores.redis.codec import Operation, Reply, plans, refund, reset
 from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.request import Request
 
@@ -65,13 +65,8 @@ class RedisOperations:
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
         """Encode a refund."""
-        plan, found = self._plans.own, list(given_back(range(len(receipts)), receipts, cost))
-        if not found:
-            return None, _ignore
-        if len(found) < len(receipts):
-            plan = plan.part([index for index, _, _ in found])
-        charged, units = tuple(entry for _, entry, _ in found), tuple(units for _, _, units in found)
-        return plan.refund(charged, units, self._at(now)), _ignore
+        charged = list(given_back(self._plans.own.algorithms, receipts, cost))
+        return (refund(charged, self._at(now)) if charged else None), _ignore
 
     def reset(self, key: Key | None) -> EncodedRequest[None]:
         """Encode a reset of a key."""

@@ -72,7 +72,14 @@ GROUPS = {
     ),
     "memory": Group(
         ("stores/meters.py", "stores/counters.py"),
-        ("conformance/test_memory.py", "unit/test_memory.py", "unit/test_hold.py", "unit/test_moves.py"),
+        (
+            "conformance/test_memory.py",
+            "conformance/test_vectors.py",
+            "unit/test_memory.py",
+            "unit/test_hold.py",
+            "unit/test_moves.py",
+            "unit/test_penalties.py",
+        ),
         75,
     ),
     "values": Group(

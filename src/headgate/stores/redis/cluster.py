@@ -7,13 +7,14 @@ sent again without charging twice; no other request is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import MovedError
 
 from headgate._concurrency import complete
+from headgate._steps import run, run_async
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import RedisEndpoint
@@ -27,9 +28,8 @@ from headgate.stores.remote.threads import ThreadEngine
 T = TypeVar("T")
 E = TypeVar("E", bound=ThreadEngine | AsyncEngine)
 
-Steps = Generator[Any, Reply, T]
-"""The steps of a call in a cluster: a generator without I/O. It yields requests to nodes, is sent the reply or thrown the
-error, and returns the result."""
+Steps = Generator["NodeRequest", Any, T]
+"""The steps of a call in a cluster: a generator without I/O that yields requests to nodes."""
 
 MOST_HOPS = 5
 _GET_SLOTS = Command(command(b"CLUSTER", b"SLOTS"))
@@ -112,7 +112,8 @@ class ClusterRouter:
         failure: StoreError | None = None
         for endpoint in (*others, self._first):
             try:
-                self._set_slots((yield NodeRequest(endpoint, _GET_SLOTS, share=0.5)))
+                ranges = yield NodeRequest(endpoint, _GET_SLOTS, share=0.5)
+                decode(endpoint.name, self._set_slots, ranges)
             except StoreError as error:
                 failure = error
             else:
@@ -171,16 +172,10 @@ class ThreadCluster:
 
     def call(self, request: ScriptCall, due: float) -> Reply:
         """See `ThreadEngine.call`."""
-        steps, outcome = self._router.send(request), None
-        try:
-            while True:
-                step = _next(steps, outcome)
-                try:
-                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due(due))
-                except StoreError as error:
-                    outcome = error
-        except StopIteration as stop:
-            return stop.value
+        return run(
+            self._router.send(request),
+            lambda step: self._nodes.at(step.endpoint).call(step.request, step.due(due)),
+        )
 
 
 class TaskCluster:
@@ -194,43 +189,15 @@ class TaskCluster:
         self, request: ScriptCall, due: float, must_send: bool = False, abandoned: Abandoned | None = None
     ) -> Reply:
         """See `AsyncEngine.call`."""
-        work = self._run(request, due, must_send, abandoned)
+
+        def start(step: NodeRequest) -> Coroutine[Any, Any, Any]:
+            on_reply = abandoned if isinstance(step.request, ScriptCall) else None
+            return self._nodes.at(step.endpoint).call(step.request, step.due(due), must_send, on_reply)
+
+        work = run_async(self._router.send(request), start)
         return await (complete(work) if must_send else work)
 
     def tell(self, request: ScriptCall, due: float) -> None:
         """See `AsyncEngine.tell`; the request does not follow a slot that moves at the same time."""
         with suppress(StoreUnavailable):  # the units stay counted until they expire
             self._nodes.at(self._router.owner(slot_of(request))).tell(request, due)
-
-    async def _run(
-        self, request: ScriptCall, due: float, must_send: bool, abandoned: Abandoned | None
-    ) -> Reply:
-        steps, outcome = self._router.send(request), None
-        try:
-            while True:
-                step = _next(steps, outcome)
-                on_reply = abandoned if isinstance(step.request, ScriptCall) else None
-                try:
-                    engine = self._nodes.at(step.endpoint)
-                    outcome = await engine.call(step.request, step.due(due), must_send, on_reply)
-                except StoreError as error:
-                    outcome = error
-        except StopIteration as stop:
-            return stop.value
-
-
-def _next(steps: Steps[T], outcome: Any) -> NodeRequest:
-    """Return the next step, given the reply to the last one or its error; `None` before the first.
-
-    Raises:
-        StopIteration: The call has ended; the exception has its result.
-        StoreConflict: The reply is invalid.
-    """
-    step: NodeRequest
-    if outcome is None:
-        step = steps.send(None)
-    elif isinstance(outcome, StoreError):
-        step = steps.throw(outcome)
-    else:
-        step = decode("a node of the cluster", steps.send, outcome)
-    return step

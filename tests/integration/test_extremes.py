@@ -24,9 +24,10 @@ from headgate import (
     token_bucket,
 )
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
-from headgate.stores.postgres import PostgresStore
+from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock, ReferenceStore
+from headgate.testing.postgres_server import new_database
 from tests.searching import SEEDS
 
 LAST_US = 2**53 - 1
@@ -101,9 +102,17 @@ def _answer(call: Any, args: Any, options: Any) -> Any:
         return "too high", error.cost, error.capacity, error.rule
 
 
-@pytest.fixture(params=["redis", "postgres"])
+@pytest.fixture(scope="module")
+def postgres(headgate_postgres_server: str) -> Iterator[str]:
+    """A database without the states of other tests, because every look at states reads them all."""
+    with new_database(headgate_postgres_server) as url:
+        migrate(url)
+        yield url
+
+
+@pytest.fixture(params=["headgate_redis_url", "postgres"], ids=["redis", "postgres"])
 def url(request: pytest.FixtureRequest) -> str:
-    found: str = request.getfixturevalue(f"headgate_{request.param}_url")
+    found: str = request.getfixturevalue(request.param)
     return found
 
 

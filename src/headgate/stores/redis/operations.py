@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from headgate.clock import Clock
@@ -41,19 +41,23 @@ class RedisOperations:
     """
 
     def __init__(self, rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> None:
+        self._rules = rules
+        self._has_penalty = has_penalty(rules)
         self._plans = plans(rules)
         self._keys = keys
         self._clock = clock
 
-    def decide(
-        self, request: Request, operations: Mapping[str, Operation] = OPERATIONS
-    ) -> EncodedRequest[Answer]:
+    def decide(self, request: Request) -> EncodedRequest[Answer]:
         """Encode a request.
 
         Raises:
             ConfigError: The key does not fit the rules, or the cost is not valid.
             CostTooHigh: The cost is above a limit, so that waiting does not help.
         """
+        operations = OPERATIONS
+        if self._has_penalty:
+            operations = PUNISHING if request.is_punishable else OPERATIONS
+            request = with_penalty_costs(self._rules, request)
         plan, keys = self._plans.for_request(request), self._keys(request.key)
         operation, cost = request.operation, request.cost
         if operation == "record" and not request.charges:
@@ -75,26 +79,6 @@ class RedisOperations:
     def _at(self, now: int | None) -> int | None:
         """Return the time of a call: `now`, or the clock's time; `None` for the server's clock."""
         return self._clock.now_us() if now is None and self._clock is not None else now
-
-
-class PenaltyOperations(RedisOperations):
-    """The same for rules with penalties."""
-
-    def __init__(self, rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> None:
-        super().__init__(rules, keys, clock)
-        self._rules = rules
-
-    def decide(
-        self, request: Request, operations: Mapping[str, Operation] = OPERATIONS
-    ) -> EncodedRequest[Answer]:
-        if request.is_punishable:
-            operations = PUNISHING
-        return super().decide(with_penalty_costs(self._rules, request), operations)
-
-
-def operations_for(rules: tuple[Rule, ...], keys: StateKeys, clock: Clock | None) -> RedisOperations:
-    """Return the operations of some rules; see `RedisOperations`."""
-    return (PenaltyOperations if has_penalty(rules) else RedisOperations)(rules, keys, clock)
 
 
 def _ignore(reply: Reply) -> None:

@@ -26,7 +26,7 @@ from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterRouter, Nodes, TaskCluster, ThreadCluster
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
 from headgate.stores.redis.eviction import INFO_MEMORY, read_policy
-from headgate.stores.redis.operations import operations_for
+from headgate.stores.redis.operations import RedisOperations
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.slots import Tag, tagged_keys, tagged_name
 from headgate.stores.redis.subscription import RedisSubscription
@@ -138,7 +138,7 @@ class RedisStore(RemoteStateStore):
             keys = storage_keys(self.namespace, limiter, rules)
         else:
             keys = tagged_keys(self.namespace, limiter, rules, self._tag)
-        return operations_for(rules, keys, self.clock)
+        return RedisOperations(rules, keys, self.clock)
 
     def _thread_engine(self) -> ThreadCluster | ThreadEngine:
         self.endpoint.connection(self.deadline)  # raises now rather than at the first call

@@ -1,4 +1,4 @@
-"""Decisions per second on a server over loopback, of one caller and of many tasks in one process.
+"""Decisions per second on a server over loopback, of one caller, of many threads and of many tasks in one process.
 
 Rates are measured in wall-clock time; the tables also contain the CPU time of this process per decision.
 """
@@ -6,6 +6,7 @@ Rates are measured in wall-clock time; the tables also contain the CPU time of t
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -52,6 +53,11 @@ class Measured(NamedTuple):
         target = Target(f"{name} ÷ {floor}", bound, ratios[slowest], at_most=False, where=slowest)
         self.section.targets.append(target)
 
+    def best(self, *prefixes: str) -> str:
+        """Return the fastest contender whose name begins with one of the prefixes."""
+        names = [name for name in self.rates if name.startswith(prefixes)]
+        return max(names, key=lambda name: self.rates[name].median if self.rates[name].samples else 0)
+
 
 def rules(kind: str) -> list[Any]:
     """Return rules that never refuse during the measurement."""
@@ -94,6 +100,30 @@ def measure_one(
         for _ in range(calls):
             hit(next(some))
         return calls
+
+    return _measure(title, builds, lambda build: build(), work, lambda caller: caller.close(), rounds)
+
+
+def measure_threads(
+    title: str, builds: Mapping[str, Callable[[], Caller]], threads: int, keys: int, calls: int, rounds: int
+) -> Measured:
+    """Measure many threads."""
+    share = max(1, calls // threads)
+
+    def work(caller: Caller) -> int:
+        hit = caller.hit
+
+        def call() -> None:
+            some = _cycled(keys)
+            for _ in range(share):
+                hit(next(some))
+
+        workers = [threading.Thread(target=call) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return share * threads
 
     return _measure(title, builds, lambda build: build(), work, lambda caller: caller.close(), rounds)
 

@@ -31,7 +31,7 @@ Needed = Literal["nothing", "token", "decide", "administer", "gate"]
 """The permission that a request needs; `token` is any valid token."""
 
 GATE_TOKEN = b"headgate-token"
-"""The field with the token of a proxy, which passes on the `Authorization` of its clients."""
+"""The field with the token of a proxy, because `Authorization` contains the credentials of its client."""
 
 _FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Header fields that proxies add."""
@@ -150,7 +150,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_local_proxy(scope: Mapping[str, Any]) -> None:
-    """Refuse a proxy on another machine. A local one may send forwarded fields and any `Host`: it asks for its clients."""
+    """Refuse a proxy on another machine. A local proxy may send forwarded fields and any `Host`, because it forwards
+    requests of clients."""
     arrived_at = (scope.get("server") or ("",))[0]
     if not (is_loopback(arrived_at) or arrived_at.startswith("/")):  # a Unix socket
         raise ApiProblem(

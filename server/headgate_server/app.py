@@ -52,7 +52,7 @@ BODILESS = (204, 304)
 """Statuses of responses without a body, and so without its length."""
 
 _READY = (Reply, Stream)
-_TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest need not be read
+_TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest does not have to be read
 
 
 class Companion(Protocol):

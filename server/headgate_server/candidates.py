@@ -4,8 +4,8 @@ A candidate is a shadow rule beside a live rule. It exists until the server ends
 every request that the live rule decides, so its figures show what it would have refused, and what it would have admitted
 instead of the live rule. The workers of a server share their candidates in a file.
 
-A candidate starts with no counts, but its live rule may have counted for long. Until units from before its start would no
-longer count, it warms up: its figures are too favourable, and start from 0 again at the end (see `warm_at`).
+A candidate starts with no counts, unlike its live rule. It warms up until units from before its start would no longer
+count: its figures are too favourable, and start from 0 again at the end (see `warm_at`).
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def candidate_for(rule: Rule, quota: str) -> Rule:
 def warm_at(candidate: Rule, since: float) -> float:
     """Return when a candidate that started at `since` has warmed up.
 
-    A candidate does not know the units from before its start. It has warmed up when these would no longer count: after its
-    period, at the end of the calendar's window, or when an empty bucket is full again.
+    A candidate has no units from before its start. It has warmed up when these would no longer count: after its period,
+    at the end of the calendar's window, or when an empty bucket is full again.
     """
     now = to_microseconds(since)
     times = [now]

@@ -306,7 +306,7 @@ def endpoints(
         Route("GET", "/static/{file}", "nothing", _file, wants_request=True),
     ]
 
-    @cache  # created when somebody asks for it, because that takes four times as long as the rest of the application
+    @cache  # created on the first request, because that takes four times as long as creating the rest of the application
     def described() -> Reply:
         return json_reply(document(table))
 

@@ -1,6 +1,6 @@
 """Server-sent events: the history first, then the newest tick and one a second.
 
-Nothing is queued per client. A stream remembers the last tick that it sent and continues with the newest one. The next piece
+There are no queues per client. A stream continues with the newest tick after the last one that it sent. The next piece
 is written only when the client has read enough of the last one. A client that reads nothing for `STALLED` seconds is
 dropped.
 """

@@ -1,4 +1,4 @@
-"""How commands and reports write numbers, shares, times, and text that others have chosen."""
+"""Formatting of numbers, shares, times and untrusted text in commands and reports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"
 
 
 def number(value: int | None) -> str:
-    """Return a number with separators; a dash if it is not known."""
+    """Return a number with separators; a dash if it is unknown."""
     return "-" if value is None else f"{value:,}"
 
 
 def percent(share: float) -> str:
-    """Return a share in per cent; something above 0 is never written as nothing, nor something below 1 as everything."""
+    """Return a share in per cent; only 0 is written as 0 %, and only 1 as 100 %."""
     if share in (0, 1):
         return f"{share * 100:.0f} %"
     shown = min(max(share * 100, 0.001), 99.999)
@@ -23,12 +23,12 @@ def percent(share: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text that others have chosen, such as a key, with everything escaped that could steer a terminal."""
+    """Return untrusted text, such as a key, with control characters for terminals escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def moment(seconds: float | None) -> str:
-    """Return a time as people write it, in UTC."""
+    """Return a time in readable form, in UTC."""
     if seconds is None:
         return "-"
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
@@ -40,7 +40,7 @@ def hour(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in words, never shorter than it is: `0.3 s`, `12 s`, `6 min 12 s`, `2 h`."""
+    """Return a duration in words, rounded up: `0.3 s`, `12 s`, `6 min 12 s`, `2 h`."""
     if seconds < 60:
         return f"{ceil(round(seconds * 10, 6)) / 10:g} s"
     length, large, step, small = next(unit for unit in _UNITS if seconds >= unit[0])

@@ -1,6 +1,5 @@
-"""The gate for proxies that ask by HTTP before they pass a request on: nginx, Caddy, Traefik.
-
-204 means pass it on, 429 means do not; both have the header fields of a decision. The policy names the origin of each
+"""The gate for proxies that send an HTTP subrequest before they forward a request: nginx, Caddy, Traefik. 204 means
+forward it, 429 means refuse it; both have the header fields of a decision. The policy names the origin of each
 limiter's key. A request without that header field or cookie is counted by the address of its client.
 """
 
@@ -126,7 +125,7 @@ def _by_cookie(name: str) -> Callable[[Mapping[str, Any]], PlainKey | None]:
 
 
 def _denial(scope: Mapping[str, Any]) -> int | None:
-    """Return the status of refusals that the query asks for; `None` for the usual one."""
+    """Return the status of refusals in the query; `None` for the default."""
     query = scope.get("query_string", b"")
     if not query:
         return None

@@ -1,4 +1,4 @@
-"""The history of decisions in bounded memory: the last minutes by second, the last hour and day in longer steps.
+"""History of decisions in bounded memory: the last minutes by second, the last hour and day in longer steps.
 
 Seconds are encoded once, for all clients, and bounded in bytes. The hour and the day are rings of steps. The history is
 saved in a small file, so that it survives workers and restarts. Limiters without decisions in a step take no space in it.

@@ -42,7 +42,7 @@ class HoldBusy(HeadgateError):
 
 
 def new_id(limiter: str) -> str:
-    """Return an id that cannot be guessed; its end tells which limiter's store to read first."""
+    """Return an id that cannot be guessed; its end identifies the limiter whose store to read first."""
     return secrets.token_urlsafe(18) + limiter_hint(limiter)
 
 
@@ -208,7 +208,7 @@ class StoredHold:
         return False
 
     async def end_confirmation(self, *, is_final: bool) -> None:
-        """Make a confirmed hold final, or open again after a refusal."""
+        """Make a confirmed hold final, or reopen it after a refusal."""
         final = self.record.final if is_final else None
         await self._replace(replace(self.record, final=final, confirming_since=None))
 
@@ -237,8 +237,8 @@ class StoredHold:
 class HeldUnits:
     """The units of a recorded hold, by the current rules of its limiter, so that any worker can settle them.
 
-    If the rules have changed, the hold is settled by its rules that still exist. Other rules, and shadow rules, neither get
-    units back nor count more. Neither does a store that did not charge the hold.
+    If the rules have changed, the hold is settled by its rules that still exist. Nothing is given back or recorded in
+    other rules, in shadow rules, or in a store that did not charge the hold.
 
     Args:
         limiter: The limiter.
@@ -255,7 +255,7 @@ class HeldUnits:
         )
         self._units = Units(limiter.name, self._rules)
         held = stored.record.cost
-        if not isinstance(held, int):  # without units that no rule counts now
+        if not isinstance(held, int):  # without units that no current rule counts
             held = {rule.unit: held.get(rule.unit, 0) for rule in self._rules} or 0
         self._cost = held
 

@@ -11,11 +11,12 @@ also after a restart, one succeeds.
 A confirmation without a result after `CONFIRMING_US` counts as open: its worker died.
 Renewing extends the leases and the lifetime of the record; it can be repeated.
 
-A failure leaves units counted until they expire, and never gives back twice: a worker that is killed between two steps, a
-store that fails there, a reply that gets lost. After a lost confirmation, the next one takes units in addition, because
-nobody knows whether those of the hold were moved.
+If a worker is killed between two steps, a store fails there or a reply is lost, units stay counted until they expire,
+and are never given back twice. After a lost confirmation, the next one takes additional units, because it is unknown
+whether the units of the hold were moved.
 
-A hold that the failure policy admitted while the store was down has no record. Only the worker that took it knows it.
+A hold that the failure policy admitted while the store was down has no record, and only the worker that took it can end
+it.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ MAX_PER_CALLER = 10_000
 """Open holds of one caller in one worker."""
 
 MAX_OPEN = 20_000
-"""Open holds with a record that a worker watches, and open holds without a record that it remembers."""
+"""Maximum number of open holds with a record that a worker watches, and of open holds without a record."""
 
 CHECKED_AT_ONCE = 1_000
-"""Open holds that `tidy` checks at a time if there are as many: other workers may have settled them."""
+"""Maximum number of open holds that `tidy` checks at a time, because other workers may have settled them."""
 
 
 class UnknownLimiter(HeadgateError, LookupError):
@@ -137,8 +138,8 @@ class HoldBook:
         """Take units that are not final yet.
 
         The result has no id if the units were refused, or if the cost is 0: then there is nothing to settle, and the true
-        cost can be recorded. The id is valid for `MARGIN` seconds longer than the units count. Only this book knows the id
-        of a degraded decision. With `is_final=False` no penalty counts a refusal.
+        cost can be recorded. The id is valid for `MARGIN` seconds longer than the units count. The id of a degraded
+        decision is known only in this book. With `is_final=False` no penalty counts a refusal.
 
         Raises:
             UnknownLimiter: No limiter has this name.
@@ -301,7 +302,7 @@ class HoldBook:
             self._local.drop(hold_id)
         due = self._watched.due(now)
         checked = list(due)
-        if len(self._watched) >= CHECKED_AT_ONCE:  # or they would fill the room of their callers
+        if len(self._watched) >= CHECKED_AT_ONCE:  # else their callers could take no more holds
             checked += self._watched.next_few(CHECKED_AT_ONCE)
         settled = await asyncio.gather(*map(self._was_settled, checked))
         for hold_id, was_settled in zip(checked, settled, strict=True):
@@ -340,7 +341,7 @@ class HoldBook:
     def _stores(self, hold_id: str) -> Iterator[tuple[AsyncNotes, bool]]:
         """Yield the stores that may have a record, each once; the one that the id names is first and likely.
 
-        The others are for holds of a limiter that the policy no longer has, or has in another store.
+        The other stores are for holds of limiters that were removed from the policy or moved to another store.
         """
         seen: set[int] = set()
         hints = [(limiter_hint(name) == hold_id[-4:], limiter.store) for name, limiter in self._live.items()]
@@ -404,7 +405,7 @@ def _expires_after(decision: Decision, hold: AsyncHold) -> float:
 
 
 class OpenHold(NamedTuple):
-    """A hold that is open as far as this process knows; after `due` (microseconds) it can no longer be settled."""
+    """A hold that no call in this process has ended; after `due` (microseconds) it can no longer be settled."""
 
     limiter: str
     hold: AsyncHold

@@ -1,4 +1,4 @@
-"""The state of one key: the used units of each rule, and when units are available again. Nothing is written."""
+"""The state of one key: the used units of each rule, and the time until units are available. Nothing is written."""
 
 from __future__ import annotations
 

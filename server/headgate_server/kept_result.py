@@ -1,6 +1,6 @@
 """A result that is kept for a second and shared by concurrent calls.
 
-For checks that anybody may ask for, such as those behind `/readyz`.
+For checks without access control, such as those of `/readyz`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["KEPT_SECONDS", "KeptResult"]
 T = TypeVar("T")
 
 KEPT_SECONDS = 1.0
-"""How long a result is kept."""
+"""Seconds for which a result is kept."""
 
 
 class KeptResult(Generic[T]):

@@ -18,7 +18,7 @@ MOST_ALIKE = 10
 """Records of one kind that are logged in a period."""
 
 MOST_KINDS = 200
-"""Kinds that are counted in a period, so that they do not fill the memory; further strangers are counted together."""
+"""Kinds that are counted in a period, to bound the memory; further unauthenticated callers are counted together."""
 
 PERIOD = 60.0
 
@@ -26,15 +26,15 @@ PERIOD = 60.0
 class SparingFilter(logging.Filter):
     """Limits the records of one kind per minute, and adds the number of suppressed records to the next one.
 
-    Requests cause some of them, and a client must not be able to fill a disk. Records are of one kind if they come from
-    the same line of code and are about the same stranger, so that none of them hides another. Audit records about
-    callers with a valid token are always logged.
+    Requests cause some records, and a client must not be able to fill a disk. Records are of one kind if they come from
+    the same line of code and are about the same unauthenticated caller, so that records of one kind never hide others.
+    Audit records about callers with a valid token are always logged.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kinds: dict[tuple[str, int, str], tuple[float, int]] = {}
-        """When the period of a kind began, and how many records it has had."""
+        """Start of the period of a kind, and the number of its records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged."""
@@ -70,5 +70,5 @@ def log_to_stderr(who: str = "") -> None:
     handler.addFilter(SparingFilter())
     handler.addFilter(RedactingFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # What uvicorn says about its own coming and going is said better by us.
+    # Uvicorn's messages about its start and stop would repeat ours.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

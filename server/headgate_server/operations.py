@@ -183,8 +183,8 @@ class Operations:
     async def batch(self, request: ApiRequest, body: BatchBody) -> BatchAnswers:
         """Answer each call like a single request, in order.
 
-        Adjacent calls that only ask a limiter are sent to a remote store together. Other calls wait for the calls before
-        them, because units may be available only after these.
+        Adjacent calls that only use a limiter are sent to a remote store together. Other calls wait for earlier calls,
+        which may make units available.
         """
         answers: list[BatchAnswer] = []
         together: list[asyncio.Task[BatchAnswer]] = []

@@ -11,11 +11,11 @@ from headgate_server.kept_result import KeptResult
 from headgate_server.wire import StoreShown
 
 Reasons = dict[int, str | None]
-"""By a store's `id`, why it cannot count; `None` if it can."""
+"""Reasons why stores cannot count, by the store's `id`; `None` for a store that can."""
 
 
 class StoreChecks:
-    """Checks the stores of the limiters, at most once a second: a check may write, and anybody may ask for it.
+    """Checks the stores of the limiters, at most once a second, because a check may write and needs no permission.
 
     Args:
         live: The limiters.
@@ -25,10 +25,10 @@ class StoreChecks:
         self._live = live
         self._reasons = KeptResult(self._ask_all)
         self._policy = live.policy
-        """The policy for whose stores the last check was."""
+        """The policy whose stores were checked last."""
 
     async def stores(self) -> list[StoreShown]:
-        """Return the state of each limiter's store; a store that is known to be down is not waited for."""
+        """Return the state of each limiter's store, without waiting for stores that are known to be down."""
         if self._policy is not self._live.policy:
             self._policy = self._live.policy
             self._reasons.forget()
@@ -39,7 +39,8 @@ class StoreChecks:
         ]
 
     async def _ask_all(self) -> Reasons:
-        # Without rules no store is asked, so limiters with rules come last and win.
+        # A limiter without rules does not contact its store, so the results of limiters with rules come last and take
+        # precedence.
         limiters = sorted(self._live.values(), key=lambda limiter: bool(limiter.rules))
         by_store = {id(limiter.store): limiter for limiter in limiters}
         reasons = await asyncio.gather(*(_reason_against(limiter) for limiter in by_store.values()))
@@ -47,7 +48,7 @@ class StoreChecks:
 
 
 async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
-    """Return why a store cannot count; `None` if it can. A store known to be down is not asked."""
+    """Return the reason why a store cannot count, or `None`. A store that is known to be down is not contacted."""
     if limiter.health.state == "unavailable":
         return limiter.health.reason
     try:

@@ -159,7 +159,8 @@ def _refusals(snapshots: Iterable[Snapshot]) -> list[RuleRefusals]:
 
 
 def _held(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, int]]:
-    """Return the units of open holds; one worker may settle the hold of another, so only the sum is right."""
+    """Return the units of open holds, summed: one worker may settle the hold of another, so single figures are
+    meaningless."""
     units: dict[str, Counter[str]] = {}
     for snapshot in snapshots:
         for limiter, held in snapshot.held.items():

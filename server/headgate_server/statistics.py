@@ -190,7 +190,7 @@ class Statistics(Hook):
         return tick
 
     def save(self) -> None:
-        """Save the history; of several workers, which all have the same, one does."""
+        """Save the history; with several workers, which all have the same history, only one saves it."""
         if self._shared_folder is None or self._shared_folder.is_first:
             self.history.save()
 
@@ -210,7 +210,7 @@ class Statistics(Hook):
         }
 
     def _stores(self, live: AsyncLivePolicy, now: float) -> list[StoreShown]:
-        """Return the state of each store, and since when it is down."""
+        """Return the state of each store, and the start of its outage."""
         shown = [store_shown(limiter, limiter.policy) for limiter in live.values()]
         self._down_since = {
             store.limiter: self._down_since.get(store.limiter, now) for store in shown if not store.up
@@ -288,7 +288,7 @@ class Statistics(Hook):
         figures.warming_up_until = None if is_warm else until
 
     def _most_refused(self) -> list[RefusedKey]:
-        # More than are shown: a key that is second in every worker may be first in the sum.
+        # Count more keys than are shown: a key that is second in every worker may be first in the sum.
         assert self._refused is not None
         top = self._refused.top(self._shown * 2)
         return [_refused_key(limiter, key, count) for (limiter, key), count in top]

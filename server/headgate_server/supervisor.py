@@ -1,8 +1,8 @@
 """Several processes that share a port, and their supervisor: for the server and for the services.
 
 Workers are new processes, not forks, so nothing that the parent has opened or imported is shared. They inherit the listening
-socket, and the kernel gives each connection to one of them. A worker that ends is replaced. If workers cannot start, or end
-again and again, everything stops.
+socket, and the kernel gives each connection to one of them. A worker that ends is replaced. If workers cannot start, or
+end repeatedly, everything stops.
 
 The parent forwards SIGHUP to every worker. Workers stop on SIGTERM, and when their connection to the parent ends because
 the parent was killed.
@@ -38,7 +38,7 @@ MAX_WORKERS = 256
 """The largest number of workers."""
 
 EARLY_SECONDS = 5.0
-"""A worker that ends sooner than this after its start will probably always end."""
+"""Seconds; a worker that ends sooner after its start will probably always do so."""
 
 MAX_EARLY_ENDS = 3
 STOP_SECONDS = 20.0
@@ -78,7 +78,7 @@ def run_workers(
         ended: Called with the shared folder and the name of a terminated worker.
 
     Raises:
-        WorkersFailed: A worker could not start, or they ended again and again.
+        WorkersFailed: A worker could not start, or workers ended repeatedly.
     """
     # Figures may contain keys; mkdtemp creates a folder for this user only.
     with tempfile.TemporaryDirectory(prefix="headgate-", ignore_cleanup_errors=True) as folder:
@@ -165,7 +165,7 @@ class Supervisor:
             writer.close()
             self._processes.pop(name, None)
             self._ready.discard(name)
-            # Its counts stay; its gauges go.
+            # Its counts remain, but its gauges are removed.
             self._ended(self._folder, name)
             for gauge in self._metrics.glob(f"gauge_live*_{process.pid}.db"):
                 gauge.unlink(missing_ok=True)

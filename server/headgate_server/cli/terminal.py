@@ -11,10 +11,10 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class Style:
-    """Styles of text on a stream: coloured on a terminal that wants it, plain elsewhere.
+    """Styles of text on a stream: coloured on a terminal that supports it, plain elsewhere.
 
     Args:
-        stream: The stream that the text goes to.
+        stream: The output stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -32,7 +32,7 @@ class Style:
     yellow = partialmethod(_styled, 33)
 
     def bar(self, part: float, whole: float, width: int = 20) -> str:
-        """Return how much of the whole the part is; something above 0 is never drawn as nothing."""
+        """Return a bar that is filled in proportion; a part above 0 is always visible."""
         share = min(1.0, part / whole) if whole else float(part > 0)
         filled = max(int(share * width), 1 if share else 0)
         full, empty = ("█", "░") if self._has_blocks else ("#", ".")
@@ -40,7 +40,7 @@ class Style:
         return colour(full * filled) + self.dim(empty * (width - filled))
 
     def stack(self, admitted: float, refused: float, highest: float, width: int = 20) -> str:
-        """Return a bar as long as there were decisions, admitted ones first, next to the highest of such bars."""
+        """Return a bar of admitted and then refused decisions, in proportion to the highest bar."""
         full, empty = ("█", "░") if self._has_blocks else ("#", "x")
         total = admitted + refused
         length = max(int(total * width // highest), 1) if total else 0
@@ -49,7 +49,7 @@ class Style:
         return self.green(full * first) + self.red(empty * rest) + " " * (width - length)
 
     def history(self, values: list[float]) -> str:
-        """Return a small chart, one character for each value; something above 0 is never drawn as nothing."""
+        """Return a small chart, one character for each value; values above 0 are always visible."""
         highest = max(values, default=0)
         if not self._has_blocks:
             return "".join("#" if value else "." for value in values)

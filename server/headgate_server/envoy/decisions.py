@@ -126,7 +126,7 @@ class _Call:
         self._deadline = deadline
 
     async def decide(self, asked: Sequence[Asked], *, atomic: bool) -> list[SetOutcome]:
-        """Decide counters together, or each on its own; counters with only shadow rules are always separate."""
+        """Decide counters together, or each separately; counters with only shadow rules are always separate."""
         live = self._parts.live_scopes
         together = [each for each in asked if atomic and each.scope in live]
         if len(together) == len(asked):

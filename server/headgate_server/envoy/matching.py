@@ -29,14 +29,14 @@ PERIODS_US = {
 
 
 class Asked(NamedTuple):
-    """A counter that descriptors of a request ask.
+    """A counter that descriptors of a request refer to.
 
     Attributes:
         scope: The scope of its rules.
         key: The key in this scope.
         cost: The units; 0 for a check without charging.
         override: The quota of the call; `None` without one.
-        places: The places of its descriptors in the request; several if they are equal.
+        places: The positions of its descriptors in the request; several if these are equal.
     """
 
     scope: str

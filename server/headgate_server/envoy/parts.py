@@ -33,7 +33,7 @@ MARGIN_MS = 2
 
 
 def rounded_deadline(remaining: float | None) -> float | None:
-    """Return the seconds that the store may take if this is left for the call; `None` without a limit."""
+    """Return the seconds that the store may take, from the remaining seconds of the call; `None` without a limit."""
     if remaining is None:
         return None
     left_ms = remaining * 1_000 - MARGIN_MS
@@ -47,7 +47,7 @@ class LimiterPart:
 
     Args:
         version: The limiter.
-        asked: The counters, one for each scope; of a counter with an override only its period matters.
+        asked: The counters, one for each scope; only the period of an override matters.
         deadline: Seconds that the store may take.
 
     Attributes:
@@ -71,7 +71,7 @@ class LimiterPart:
         self._limits = [shown_limit(rule, rule.quota) for rule in live]
 
     def request(self, asked: Sequence[Asked], operation: Operation = "hit") -> Request:
-        """Return the request for these counters; a `"peek"` asks for at least one unit of each."""
+        """Return the request for these counters; a `"peek"` requests at least one unit of each."""
         costs = [asked[place].cost for place in self._asked] or [each.cost for each in asked]
         if operation == "peek":
             costs = [cost or 1 for cost in costs]
@@ -105,7 +105,7 @@ class LimiterPart:
 
 
 class LimiterParts:
-    """The parts of a limiter that were asked.
+    """The parts of a limiter that have been used.
 
     Attributes:
         version: The limiter.

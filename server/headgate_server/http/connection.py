@@ -25,10 +25,10 @@ UNREAD_SECONDS = 10.0
 """Seconds after which a client that does not read is cut."""
 
 MAX_PIPELINED = 4
-"""Requests of a connection that wait for the one before them."""
+"""Requests of a connection that wait for earlier responses."""
 
 MAX_AT_ONCE = 16
-"""Requests of a connection that are parsed before other connections have their turn."""
+"""Requests of a connection that are parsed before other connections are served."""
 
 BODY_BYTES = 65_536
 """Bytes of a body that are read before the application receives them."""
@@ -47,7 +47,7 @@ class BoundedProtocol(OutputProtocol):
 
     Attributes:
         early: Input that the client had sent when the connection was accepted.
-        pipeline: Requests that wait for the one before them, the next first.
+        pipeline: Requests that wait for earlier responses, the next first.
         newest: The newest request, whose body may still arrive; `None` before the first.
         client: The client's address, as in ASGI.
         server: The server's address, as in ASGI.
@@ -94,24 +94,24 @@ class BoundedProtocol(OutputProtocol):
         self.pipeline: deque[HttpExchange] = deque()
         self.newest: HttpExchange | None = None
         self._awaited_since: float | None = None
-        """Since when a head is awaited that has not arrived completely; `None` if none is awaited."""
+        """Start of the wait for an incomplete head; `None` if no head is awaited."""
         self._idle_since: float | None = None
-        """When the last request was answered, if no other is waiting."""
+        """Time of the last response, if no request is waiting."""
         self._rest = b""
-        """Input that waits until there is room in the pipeline."""
+        """Input to parse when there is room in the pipeline."""
         self._last_response = b""
         """The response to invalid input, written after the responses before it; no input after it is parsed."""
         self._running: HttpExchange | None = None
         """The request that is being answered, or was answered last."""
         self._is_answering = False
         self._is_ending = False
-        """Whether only the rest of a body is awaited after the last response."""
+        """Whether the connection waits only for the rest of a body, after the last response."""
         self._discarded_bytes = 0
         self._is_reading_paused = False
         self._unsent = 0
         """Bytes in the write buffer at the last check."""
         self._sent_at = 0.0
-        """When the client last read something."""
+        """Time at which the client last read data."""
         self._usual_app: Any = None
         """The application, if this connection is above the cap."""
 
@@ -161,7 +161,7 @@ class BoundedProtocol(OutputProtocol):
         if self._rest:
             return True  # earlier input waits; the end is read again after it
         if self.pipeline and self.pipeline[-1].has_more:
-            self.pipeline.pop()  # it will never be complete; those before it are
+            self.pipeline.pop()  # the newest request will never be complete; earlier ones are
             self.newest = self.pipeline[-1] if self.pipeline else self._running
         newest = self.newest
         if newest is None or newest.is_complete or newest.has_more:
@@ -315,7 +315,7 @@ class BoundedProtocol(OutputProtocol):
     # Responses
 
     def _answer_waiting(self) -> None:
-        """Answer the requests in the pipeline, at once as far as nothing has to be waited for."""
+        """Answer the requests in the pipeline, immediately unless one has to wait."""
         if self.pipeline and not self._is_answering:
             run_without_task(self._answer_all(), self._loop, self._state.tasks)
 
@@ -357,7 +357,7 @@ class BoundedProtocol(OutputProtocol):
             self._cap.waiting[self] = None
 
     def _close_after(self, exchange: HttpExchange) -> None:
-        """Close the connection; if the client still sends a body, after that, because a reset would drop the response."""
+        """Close the connection, but only after the rest of a body, because a reset would drop the response."""
         self.pipeline.clear()
         if exchange.has_more and not self.transport.is_closing():
             self._is_ending = True

@@ -120,7 +120,7 @@ class HttpExchange:
     def _with_close(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Add `Connection: close` if this response ends the connection.
 
-        It does if the client waits for `100 Continue`: nobody can know whether the body follows anyway.
+        Responses to clients that wait for `100 Continue` do, because it is unknown whether the body follows.
         """
         if CLOSE in fields:
             self.keep_alive = False
@@ -138,14 +138,14 @@ class HttpExchange:
         if not more:
             self._complete()
 
-    # Without messages, if nothing has to be waited for, as in most requests
+    # Without messages, for the usual case that nothing has to wait
 
     def whole_body(self) -> bytes | None:
         """Return the body; `None` if it has not arrived completely."""
         return None if self.has_more else bytes(self.body)
 
     def reply(self, status: int, fields: tuple[Field, ...], body: bytes) -> bool:
-        """Write the whole response; return false, and do nothing, if it would have to wait."""
+        """Write the whole response; do nothing and return false if writing would have to wait."""
         connection = self._connection
         if self._is_gone or connection.writable is not None:
             return False

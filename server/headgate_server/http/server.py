@@ -1,4 +1,4 @@
-"""Uvicorn's server on uvloop, with our own connections and our own way to accept them.
+"""Uvicorn's server on uvloop, with custom connections and a custom way to accept them.
 
 Libuv accepts one connection per iteration of the event loop. An iteration takes as long as all requests that arrived since
 the last one, so the last of 500 clients that connect at once would wait for seconds, and `/healthz` too.
@@ -29,7 +29,7 @@ logger = logging.getLogger("headgate.server")
 MIN_ACCEPTED, ACCEPTED_SHARE = 4, 0.25
 """Connections accepted per iteration of the event loop: this number, plus this share of the open connections.
 
-Not all that wait, because other workers accept some of them.
+Pending connections beyond this number are left to other workers.
 """
 
 ACCEPTED_AT_CAP = 8
@@ -102,7 +102,7 @@ class HttpServer(uvicorn.Server):
         for listener in sockets or ():
             listener.setblocking(False)
             self._listen(listener)
-        # Present objects are never freed, and requests leave cycles behind only when they fail.
+        # Existing objects are never freed, and only failed requests leave reference cycles.
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD)
         self._started_callback()

@@ -26,7 +26,7 @@ from headgate_server.replay.requests import LogCounts, LoggedRequest, caller_nam
 from headgate_server.replay.tally import MOST_KEYS, SHOWN_CALLERS, ReplayTally
 
 MAX_KEYS = 20_000_000
-"""Maximum of live states, more than fit into the memory of most machines."""
+"""Maximum number of live states; more would not fit into the memory of most machines."""
 SHOWN_CHANGES = 20
 LINES_BETWEEN_PROGRESS = 5_000
 
@@ -80,7 +80,7 @@ class Simulation:
 
     @property
     def overflowed(self) -> int:
-        """Number of requests that found memory full, and so were decided more strictly than live."""
+        """Number of requests that were decided too strictly, because memory was full."""
         return self._store.overflowed
 
     def decide(self, request: LoggedRequest) -> Decision | None:

@@ -1,8 +1,8 @@
 """Detection of worker processes that count separately.
 
-`headgate run` refuses `--workers` on a limit in memory. Other servers, such as `uvicorn --workers 2`, start their workers
-without asking. Workers have a parent process, a command line and an environment in common, so the first one binds an
-abstract socket named after these, and the others find the name in use. The name is free again when the process ends.
+`headgate run` refuses `--workers` on a limit in memory. Other servers, such as `uvicorn --workers 2`, start workers
+without this check. Workers have a parent process, a command line and an environment in common, so the first one binds
+an abstract socket named after these, and the others find the name in use. The name is free again when the process ends.
 
 Abstract sockets exist on Linux only. Processes that were started separately are not detected.
 """

@@ -1,6 +1,6 @@
 """Everything at once on one machine: `headgate demo`.
 
-Light to import; the programs themselves are imported when they run.
+Fast to import; the programs themselves are imported when they run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run_demo(
     Args:
         host: The address to listen on; it must belong to the loopback interface.
         port: The port of the dashboard. If it is taken, one of the next is used; 0 is any free one.
-        open_traffic: Whether the callers call from the start; the dashboard switches them.
+        open_traffic: Whether the callers are on at the start; the dashboard can switch them.
         keep: A folder for the data, which stays there for the next start; by default all data is removed.
 
     Raises:

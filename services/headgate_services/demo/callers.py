@@ -1,7 +1,7 @@
 """Callers of the server and of the four services in the demo.
 
-Each calls over HTTP, like a program in any language. Some stop when they are refused, others go on. The services refuse as
-their contracts require: with 429, or, for the Telegram bot, with a message to the sender.
+Each calls over HTTP, like a program in any language. Some stop when they are refused, others continue. The services
+refuse as their contracts require: with 429, or, for the Telegram bot, with a message to the sender.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PEOPLE = (
     "keiko", "liam", "mina", "noah", "olga", "pablo", "quinn", "rosa", "sven", "tara",
 )  # fmt: skip
 HOMES = [f"198.51.100.{number}" for number in range(10, 60)]
-"""Addresses of people; like all addresses here, of networks that exist in documentation only."""
+"""Addresses of people; like all addresses here, from networks reserved for documentation."""
 
 STUFFERS = ["203.0.113.66", "203.0.113.67", "203.0.113.99"]
 SCRAPER = "192.0.2.200"
@@ -34,7 +34,7 @@ SCRAPER = "192.0.2.200"
 _TIDE_SECONDS = 90.0
 _BATCH = 25  # decisions per request of the batch job
 _BATCH_SECONDS = 8.0
-_NIGHT_SECONDS = 30.0  # they come often here
+_NIGHT_SECONDS = 30.0  # frequent callers
 
 WRITERS = {1001: "ada", 1002: "boris", 1003: "carla", 1004: "deniz"}
 """Users of the bot, by their ids at Telegram."""

@@ -1,4 +1,4 @@
-"""Data of the demo: a folder, and a Redis and a PostgreSQL from wheels that do not outlive this process."""
+"""Data of the demo: a folder, and a Redis and a PostgreSQL from wheels, which stop with this process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def running_servers(keep: Path | None, ready: Callable[[str], None]) -> Iterator
 def _postgres(keep: Path | None, stack: ExitStack) -> PostgresServer:
     from headgate.testing.postgres_server import (
         PostgresServer,
-    )  # takes a moment, while Redis is already running
+    )  # starts slowly; Redis is already running by this time
 
     if keep is not None:
         return PostgresServer(folder=keep / "postgres")

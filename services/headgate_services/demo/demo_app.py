@@ -1,6 +1,6 @@
 """The demo: services, server and callers in one event loop, with a running Redis and PostgreSQL.
 
-Heavy to import, so `headgate demo` imports it while the servers start.
+Slow to import, so `headgate demo` imports it while the servers start.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DemoOptions:
     Attributes:
         host: The address that everything listens on.
         port: The preferred port of the dashboard.
-        open_traffic: Whether the callers call from the start.
+        open_traffic: Whether the callers are on at the start.
         folder: The folder for files.
         redis_url: The URL of Redis, without a database.
         postgres_url: The URL of PostgreSQL.
@@ -111,7 +111,7 @@ async def running_demo(options: DemoOptions) -> AsyncIterator[RunningDemo]:
     """Run the demo during the block.
 
     Raises:
-        DemoError: Something does not start; if it is a service, the log has the reason.
+        DemoError: A part of the demo does not start; for a service, the log has the reason.
     """
     _log_problems()
     async with AsyncExitStack() as stack:
@@ -166,7 +166,7 @@ def _dashboard(policy: Path, options: DemoOptions, page: _Page) -> Hosted:
 
 
 async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
-    """Start them together; at the end of the stack they stop together."""
+    """Start the applications together; at the end of the stack they stop together."""
 
     async def stop() -> None:
         await asyncio.gather(*(each.stop() for each in hosted))

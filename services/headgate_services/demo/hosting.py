@@ -1,7 +1,7 @@
 """Several ASGI applications in one event loop, each on its own socket, until a signal to stop.
 
-One process, because imports are most of what starting costs, and five processes would pay for most of them five times.
-If one cannot start, or ends, that is reported and the others go on.
+One process, because imports take most of the start time, and five processes would repeat most of them. If an
+application cannot start, or ends, this is reported and the other applications continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate_services.demo import DemoError
 
 _GOODBYE_SECONDS = 2  # for requests in progress
 _POLL_SECONDS = 0.01
-_NEXT_PORTS = 100  # number of ports that are tried before any will do
+_NEXT_PORTS = 100  # number of ports to try before the system chooses one
 
 
 class Hosted:
@@ -30,7 +30,7 @@ class Hosted:
     Args:
         name: The name in messages.
         app: The application.
-        listener: The socket that it listens on.
+        listener: The socket to listen on.
         before_stop: Called before it stops, to end endless streams.
         http: The HTTP protocol class, if not uvicorn's own.
     """
@@ -53,10 +53,10 @@ class Hosted:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve it, and return once it answers.
+        """Serve the application, and return once it answers.
 
         Raises:
-            DemoError: It does not; the log has the reason.
+            DemoError: It does not start; the log has the reason.
         """
         self._task = asyncio.create_task(self._serve(), name=f"serve {self.name}")
         while not self._server.started:
@@ -65,12 +65,12 @@ class Hosted:
             await asyncio.sleep(_POLL_SECONDS)
 
     def on_end(self, callback: Callable[[Hosted], None]) -> None:
-        """Call a function if it ends before it was stopped."""
+        """Set a function to call if the application ends without `stop`."""
         assert self._task is not None
         self._task.add_done_callback(lambda task: None if self._server.should_exit else callback(self))
 
     async def stop(self) -> None:
-        """Wait a moment for requests in progress, then end it. Safe to call at any time."""
+        """Wait briefly for requests in progress, then end the application. Safe to call at any time."""
         self._server.should_exit = True
         self._before_stop()
         if self._task is not None:
@@ -104,7 +104,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received = asyncio.Event()
         self._numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
             self._numbers.append(signal.SIGHUP)
         self.listen()
 
@@ -128,7 +128,7 @@ def listen_near(host: str, port: int, reserved: Collection[int] = ()) -> socket.
     Args:
         host: An address of the loopback interface.
         port: The preferred port; 0 for any.
-        reserved: Ports that other applications will ask for.
+        reserved: Ports that other applications prefer.
 
     Raises:
         ConfigError: The address does not exist.

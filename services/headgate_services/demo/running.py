@@ -28,7 +28,7 @@ def run(host: str, port: int, open_traffic: bool, keep: Path | None) -> int:
     """Run the demo until a signal stops it, and return the exit code; see `headgate_services.demo.run_demo`."""
     check_loopback(host)
     asyncio.run(_run(host, port, open_traffic, keep))
-    gc.freeze()  # a last garbage collection would take most of the time of the shutdown
+    gc.freeze()  # a final garbage collection would take most of the shutdown time
     return 0
 
 
@@ -84,7 +84,7 @@ def check_loopback(host: str) -> None:
 
 
 class Progress:
-    """Prints which parts have started, after how many seconds, and problems."""
+    """Prints the parts that have started, with the time in seconds, and problems."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()

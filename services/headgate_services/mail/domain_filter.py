@@ -1,9 +1,9 @@
 """Allowlists and blocklists of domains.
 
-A pattern must match the whole domain; case does not matter. A domain is refused if it is on the blocklist, or if there is an
-allowlist and it is not on it. An address may have a name, as in `Ann <ann@example.com>`. Text that is not a single address
-with a domain is refused even without lists: `ann@example.com,bob@example.org` would pass a check of the part after the last
-`@`, and still reach both domains.
+A pattern must match the whole domain; case does not matter. A domain is refused if it is on the blocklist, or if it is
+not on a non-empty allowlist. An address may have a name, as in `Ann <ann@example.com>`. Text that is not a single
+address with a domain is refused even without lists: `ann@example.com,bob@example.org` would pass a check of the part
+after the last `@`, and still reach both domains.
 """
 
 from __future__ import annotations

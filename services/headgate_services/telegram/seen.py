@@ -42,7 +42,7 @@ class SeenUpdates:
     async def turn(self, update_id: int) -> AsyncIterator[bool]:
         """Yield whether the update is new. A redelivery to this process waits until the block ends.
 
-        It has to wait, because it must be ignored if the first delivery succeeds, and dispatched if that fails.
+        The wait is necessary: the redelivery must be ignored if the first delivery succeeds, and dispatched if it fails.
         """
         async with self._turns.take(str(update_id)):
             yield update_id not in self._done and not await self._is_kept(update_id)

@@ -54,7 +54,7 @@ class CallbackQuery(_Part):
 
 
 class Update(_Part):
-    """An update. Other kinds, such as edits and channel posts, have neither a message nor a query."""
+    """An update. Edits, channel posts and other kinds have neither a message nor a query."""
 
     update_id: int
     message: SentMessage | None = None

@@ -7,8 +7,8 @@
 The first two use the same keys, so a request may fall back from one to the other at any time. A refusal writes nothing, and
 unused buckets expire.
 
-Time is the server's. The script gets the caller's time as an argument, but uses it only if it is far in the past (see
-there); the pipeline queries the server's clock. Tests pass a clock.
+The server's clock is used. The script gets the caller's time as an argument, but uses it only if it is far in the past
+(see `token_bucket.lua`); the pipeline queries the server's clock. Tests pass a clock.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class PipelineBackend:
             with suppress(WatchError):
                 await pipeline.execute()
                 return outcome
-        # Every attempt lost against an admitted request, so refuse this one.
+        # Each attempt failed because another request was admitted, so refuse this one.
         return bucket.outcome(False, 1, outcome.remaining, now_us, "pipeline")
 
 

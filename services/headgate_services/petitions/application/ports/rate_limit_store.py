@@ -37,7 +37,7 @@ class RateLimitPolicy:
 class RateLimitStorePort(Protocol):
     """Counts submissions, or other units named by `counter`, per minute.
 
-    Time is the database's, so that all instances agree.
+    The database's clock is used, so that all instances agree.
     """
 
     @property

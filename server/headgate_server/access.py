@@ -150,8 +150,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_local_proxy(scope: Mapping[str, Any]) -> None:
-    """Refuse a proxy on another machine. A local proxy may send forwarded fields and any `Host`, because it forwards
-    requests of clients."""
+    """Refuse a proxy on another machine. A local one may send forwarded fields and any `Host`: it forwards requests."""
     arrived_at = (scope.get("server") or ("",))[0]
     if not (is_loopback(arrived_at) or arrived_at.startswith("/")):  # a Unix socket
         raise ApiProblem(

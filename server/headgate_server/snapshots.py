@@ -159,8 +159,7 @@ def _refusals(snapshots: Iterable[Snapshot]) -> list[RuleRefusals]:
 
 
 def _held(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, int]]:
-    """Return the units of open holds, summed: one worker may settle the hold of another, so single figures are
-    meaningless."""
+    """Return the units of open holds; one worker may settle the hold of another, so only the sum is meaningful."""
     units: dict[str, Counter[str]] = {}
     for snapshot in snapshots:
         for limiter, held in snapshot.held.items():

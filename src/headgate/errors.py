@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HeadgateError(Exception):
-    """Base of every exception that Headgate raises on purpose."""
+    """Base of all exceptions of Headgate."""
 
 
 class ConfigError(HeadgateError, ValueError):

@@ -50,8 +50,7 @@ def log_to_stderr(level: str) -> None:
 
 
 def set_up_log(handler: logging.Handler, level: str) -> None:
-    """Set up a handler, with credentials removed, for our records of `level` and above and for warnings of other
-    libraries."""
+    """Set up a handler without credentials, for our records of `level` and above and warnings of other libraries."""
     handler.addFilter(RedactingFilter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     for package in ("headgate", "headgate_services"):

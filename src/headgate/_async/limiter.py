@@ -50,8 +50,8 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
         on_store_error: The answer when the store is down: `"open"` admits, `"closed"` refuses,
             `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. The default is `"open"` for network
             stores and `"raise"` for all others.
-        deadline: Seconds before a call to a network store is abandoned; by default the store's deadline. A timeout of a
-            shorter deadline is not evidence that the store is down.
+        deadline: Seconds before a call to a network store is abandoned; by default the store's deadline. A time-out
+            after a shorter deadline is not evidence that the store is down.
         on_overload: The answer when this process is too busy to send a call in time: `"refuse"`, or `"policy"` for the
             answer of `on_store_error`.
         hooks: Hooks called on every decision; see `headgate.observe`.
@@ -217,7 +217,7 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
     async def _attempt(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, is_final: bool
     ) -> Decision:
-        """Return the decision of one try of `wait`."""
+        """Return the decision of one attempt of `wait`."""
         version = self.current
         request = version.request("hit", key, cost, tier, quota, is_final=is_final)
         return (await version.gate.decide(request))[0]
@@ -329,7 +329,8 @@ class AsyncLimiter(LimiterBase[AsyncStore, AsyncGate], AsyncHitMethods):
                     continue
                 is_over = turn.left <= 0
                 if checks or is_over:
-                    # No call is admitted sooner behind others than alone; if alone is too late, it need not wait.
+                    # A call is never admitted sooner in a queue than alone; if it would be too late alone, waiting is
+                    # useless.
                     checks, alone = False, await self.check(key, cost, tier=tier, quota=quota)
                     if alone and is_over:
                         raise RateLimited(alone.as_refused())

@@ -52,7 +52,7 @@ class AsyncLocalQueues:
         return self.lines.poll(queue) if is_place else self.lines.pause(queue)
 
     def missed(self) -> None:
-        """Do nothing: the next check is always soon."""
+        """Do nothing, because the call checks again soon."""
 
 
 class AsyncWaitingTurn:
@@ -68,7 +68,7 @@ class AsyncWaitingTurn:
         timeout: Seconds for which it waits for its turn, or `None`.
 
     Attributes:
-        event: Set when the call should look again.
+        event: Set when the call should check its turn again.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AsyncWaitingTurn:
         return self._ends - self.event.time()
 
     async def comes(self) -> bool:
-        """Return whether it is this call's turn; its position is kept for as long as it asks from time to time."""
+        """Return whether it is this call's turn; the call keeps its position as long as it calls this method regularly."""
         self.event.clear()
         if self._has_come and monotonic() < self._renew_at:
             return True
@@ -109,7 +109,7 @@ class AsyncWaitingTurn:
     async def moves_to(self, rule: str | None) -> bool:
         """Queue for a place of a rule, or for none with `None`; return whether it is a new one, which may be free by now.
 
-        A rule that a policy has added since is unknown: this call is not told about its places, and polls.
+        For a rule that a policy has added since, the call is not woken, and polls.
         """
         place = None if rule is None else self._queues.of_places(self._parts).get(rule)
         before, self._place = self._place, place
@@ -123,7 +123,7 @@ class AsyncWaitingTurn:
         return True
 
     async def sleep(self, seconds: float = inf) -> None:
-        """Sleep until this call is woken, or should ask again whether it is its turn, at most for `seconds`."""
+        """Sleep until this call is woken, or should check its turn again, for at most `seconds`."""
         queue, is_place = self._place or self._queue, self._place is not None
         pause = min(seconds, self.left, self._queues.pause(queue, is_place=is_place))
         self._was_woken = await self.event.wait(max(0.0, pause))

@@ -1,9 +1,9 @@
 """One request and its response: the limits that were checked, and the fields that the response must carry.
 
-Several limits may be checked for one request, some of them deep inside the application. The first one creates the exchange
-and stores it in the scope (in WSGI, the environment), where the others find it. When the response starts, the exchange
-settles the holds that depend on its status, and adds the fields of all limits. Places of `concurrent` rules are held until
-the request ends; the code that created the exchange always ends it, also after an exception.
+Several limits may be checked for one request, some of them deep inside the application. The first check creates the
+exchange and stores it in the scope (in WSGI, the environment) for later checks. When the response starts, the exchange
+settles the holds that depend on its status, and adds the fields of all limits. Places of `concurrent` rules are held
+until the request ends; the code that created the exchange always ends it, also after an exception.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
 
 def nowhere(*response: object) -> NoReturn:
-    """Placeholder for the function that sends a response, in an exchange that does not see the response."""
+    """Placeholder for the function that sends a response, in an exchange through which no response passes."""
     raise AssertionError("nothing is sent through an exchange that does not see the response")
 
 

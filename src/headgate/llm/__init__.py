@@ -5,7 +5,7 @@
         response = await client.responses.create(**request)
         call.settle(response.usage)
 
-A call holds its estimated usage, and settles it at the true usage. Adapters do this inside the clients of others:
+A call holds its estimated usage, and settles it at the true usage. Adapters do this inside other libraries' clients:
 `headgate.llm.httpx` and `headgate.llm.httpx2` (the official `openai` and `anthropic` clients), `headgate.llm.pydantic_ai`,
 `headgate.llm.langchain` and `headgate.llm.litellm`.
 """

@@ -181,7 +181,7 @@ class BudgetBase(Generic[AnyLimiter]):
                 continue
             request = self._recording(key, {rule.name: missing})
             if rule.kind != "token_bucket":
-                # Admitted only if nobody else charged this rule since `check`, for example for the same report.
+                # Admitted only if no other call charged this rule since `check`, for example for the same report.
                 most = Quota(found.limit - found.remaining + missing, rule.quota.period_us)
                 request = limiter.request("hold", key, 0, quota={rule.name: most}, is_final=False)
                 request = request.with_costs(tuple(missing if own is rule else 0 for own in limiter.rules))
@@ -209,7 +209,7 @@ class BudgetBase(Generic[AnyLimiter]):
                 yield Gap(rule, believed, report.remaining)
 
     def _surcharges(self, call: CallBase, reported: list[Reported]) -> Iterator[tuple[str, int]]:
-        """Yield the rules whose reserve at the provider others have used, and the units that the call costs more.
+        """Yield the rules whose reserve at the provider was used by other programs, and the additional cost of the call.
 
         The reserve is the part of the provider's limit above the burst of a bucket. Below half of it, a call costs up
         to twice its estimate, so that the rate falls while the budget is used up; see decision 27.
@@ -248,7 +248,7 @@ class Reported(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A rule that believed in more units than the provider reports."""
+    """A rule with more remaining units than the provider reports."""
 
     rule: Rule
     believed: int
@@ -333,7 +333,7 @@ class CallBase:
         if usage is None and self._progress is not None:
             usage = replace(self.estimated, output_tokens=self._progress)
         if usage is None:
-            # Providers do not charge tokens for a call that failed. After a time-out or a cancellation nobody knows.
+            # Providers do not charge tokens for a call that failed. After a time-out or a cancellation this is unknown.
             is_unknown = not isinstance(failure, Exception) or isinstance(failure, TimeoutError)
             usage = self.estimated if failure is None or is_unknown else Usage()
         return self._budget.costs(self.model, usage)

@@ -87,7 +87,7 @@ class ResponseReader:
             return
         if body.get("type") == "message" and self._is_stream:  # Anthropic's first event
             most = self._call.estimated.output_tokens
-            self._call.estimated = replace(usage, output_tokens=most)  # the output is not known yet
+            self._call.estimated = replace(usage, output_tokens=most)  # the output is unknown so far
             return
         self._call.settle(usage)
 

@@ -142,7 +142,7 @@ def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> 
         )
     for name, token in policy.server.tokens.items():
         if token.expires is not None and token.expires <= time.time():
-            yield f"the token {name!r} has expired; take it out, or `headgate token` makes another one"
+            yield f"the token {name!r} has expired; remove it, or create another one with `headgate token`"
     known = sorted(variables_of(text))
     for variable in sorted(environment):
         if not variable.startswith(PREFIX) or variable.startswith(_TEST_VARIABLES):
@@ -160,14 +160,14 @@ def _limiter_warnings(limiter: LimiterPolicy) -> Iterator[str]:
     tiers = tiers_of((*limiter.rules, *limiter.shadow))
     if limiter.default_tier is not None and limiter.default_tier not in tiers:
         there = f"there is {', '.join(sorted(map(repr, tiers)))}" if tiers else "there are none"
-        yield f"limiter {limiter.name!r}: no rule knows the default_tier {limiter.default_tier!r}; {there}"
+        yield f"limiter {limiter.name!r}: no rule has the default_tier {limiter.default_tier!r}; {there}"
 
 
 # Changes
 
 
 def describe_changes(old: Policy, new: Policy) -> list[str]:
-    """Return the names of what changed: limiters, and settings of the server and the proxies."""
+    """Return the names of the changes: limiters, and settings of the server and the proxies."""
     found = [
         f"{name} changed" if name in old.limiters else f"{name} is new"
         for name, limiter in new.limiters.items()

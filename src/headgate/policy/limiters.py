@@ -33,7 +33,7 @@ _PREPARED = (
 
 
 class PolicyVersion(Protocol):
-    """A limiter as one version of a policy describes it."""
+    """A limiter of one version of a policy."""
 
     policy: LimiterPolicy
 

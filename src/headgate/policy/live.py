@@ -36,7 +36,7 @@ class LiveLimiters(Unpicklable, Mapping[str, L]):
     """The limiters of a policy by name, and its file; subclasses define the types of limiters."""
 
     _version_type: ClassVar[Callable[..., Any]]
-    """A limiter as one version of the policy describes it."""
+    """A limiter of one version of the policy."""
     _limiter_type: ClassVar[Callable[..., Any]]
     """A limiter that always decides by the newest version."""
 

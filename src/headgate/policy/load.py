@@ -461,7 +461,7 @@ class PolicySection:
         """Return the tables of an array within this one; none if it is missing."""
         value = self.values.get(name, [])
         if not isinstance(value, list):
-            raise self.error("an array of tables is wanted", name)
+            raise self.error("expected an array of tables", name)
         path = (*self.path, name)
         return [
             PolicySection(self._reader, entry, (*path, index), known) for index, entry in enumerate(value)
@@ -471,7 +471,7 @@ class PolicySection:
         """Return the texts of an array; none if it is missing."""
         value = self.values.get(name, [])
         if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-            raise self.error(f"an array of texts is wanted, not {value!r}", name)
+            raise self.error(f"expected an array of texts, not {value!r}", name)
         return tuple(value)
 
     def text(self, name: str, default: str | None = None) -> str:

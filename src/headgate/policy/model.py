@@ -88,7 +88,7 @@ class LimiterPolicy:
 
     @property
     def keeps_terms(self) -> bool:
-        """Whether calls keep their tier and quotas, for lack of overrides and of a default tier."""
+        """Whether calls keep their tier and quotas, because there are no overrides and no default tier."""
         return not self.overrides and (self.default_tier is None or self.default_tier not in self.tiers)
 
     def terms_for(
@@ -138,7 +138,7 @@ class TokenPolicy:
 
     Attributes:
         sha256: SHA-256 of the token, as 64 hexadecimal digits in lower case.
-        may: `"decide"`: request decisions; `"administer"`: reset counts; `"gate"`: ask for the clients of a proxy.
+        may: `"decide"`: request decisions; `"administer"`: reset counts; `"gate"`: decide for clients of a proxy.
         expires: Expiry in seconds since the epoch; `None` for never.
     """
 

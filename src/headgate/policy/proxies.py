@@ -117,7 +117,7 @@ class KeySource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatePolicy:
-    """The gate for proxies that ask by HTTP.
+    """The gate for proxies that send HTTP subrequests.
 
     Attributes:
         proxies: Addresses and networks of the proxies whose `X-Forwarded-For` is trusted.

@@ -573,7 +573,8 @@ class PenaltyGate(MemoryGate):
     def is_refused_by(self, slots: tuple[Slot, ...], places: tuple[int, ...]) -> bool:
         """Return whether one of these rules refused.
 
-        A limit of 0, which refuses without an end, does not matter, nor an overflow state, which strangers may have used up.
+        Refusals by a limit of 0, which are permanent, do not count, nor refusals by an overflow state, which other
+        callers may have used up.
         """
         for place in places:
             slot = slots[place]

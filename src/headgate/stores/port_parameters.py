@@ -18,7 +18,7 @@ from headgate.quota import MAX_UNITS
 PortParameters = tuple[int, int, int, int, int]
 
 _GROWTH_BITS = 7
-"""The growth of a penalty takes this many bits; those above it are one per rule that it watches."""
+"""The growth of a penalty takes this many bits; each higher bit stands for a rule whose refusals it counts."""
 
 
 def port_parameters(algorithm: Algorithm, now: int) -> tuple[PortParameters, int, int]:
@@ -28,7 +28,7 @@ def port_parameters(algorithm: Algorithm, now: int) -> tuple[PortParameters, int
     and its nearer neighbour, because the server's time may differ.
     """
     match algorithm:
-        case Calendar(_, limit, span, timezone):  # first, because it is asked for at every call
+        case Calendar(_, limit, span, timezone):  # first, because it is needed at every call
             before, start, end, after = edges_around(span, timezone, now)
             middle = (start + end) // 2
             if now < middle:

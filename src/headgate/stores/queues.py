@@ -1,11 +1,11 @@
 """Queues of waiting calls in a shared store, in one order for all processes.
 
-A waiting call has a ticket in the queue of its complete key. The first ticket of a queue may try to take units; the others
-sleep until their process is told that they are first. A first ticket that waits for a place of a `concurrent` rule is
-also in the queue of that place, whose first ticket is told about each release.
+A waiting call has a ticket in the queue of its complete key. Only the call with the first ticket of a queue may try to
+take units; other calls sleep until they are woken as the first. If the first call waits for a place of a `concurrent`
+rule, it is also in the queue of that place, and each release wakes the first call of this queue.
 
-Tickets expire, unless their process renews them, so a dead process delays others for a limited time only. Telling is fast
-but may fail, so every waiter also asks from time to time.
+Tickets expire unless their process renews them, so a dead process delays other calls for a limited time only. Wake-ups
+are fast but may be lost, so every waiter also polls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROCESS_LENGTH = 16
 """Characters at the start of a ticket that are the same for all tickets of a process."""
 
 RENEW_EVERY = 3.0
-"""Seconds between two calls of a waiter that does not need to ask whether it is first."""
+"""Seconds between two calls to the store of a waiter that is woken when it is first."""
 
 POLL_EVERY = 0.25
 """The same for a waiter whose process receives no messages."""
@@ -90,7 +90,7 @@ class WakeUps:
             logger.warning("waiting calls are admitted in any order: %s", error)
 
     def pause(self) -> float:
-        """Return the seconds after which a waiter calls the store, although it was not woken."""
+        """Return the seconds after which a waiter calls the store even if it was not woken."""
         return (RENEW_EVERY if self.works else POLL_EVERY) + len(self._events) / CALLS_PER_SECOND
 
     def lifetime(self) -> float:

@@ -63,7 +63,7 @@ class Request:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether its units are given back if its caller is cancelled: a new hold, which nobody would end."""
+        """Whether its units are given back if its caller is cancelled: a new hold, which would otherwise stay open."""
         return self.operation == "hold" and self.replaces is None
 
     @property

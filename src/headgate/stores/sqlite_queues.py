@@ -1,7 +1,7 @@
 """Queues of waiting calls in an SQLite file; see `headgate.stores.queues`.
 
-Each step is one write transaction. A waiter of this process that becomes first is woken at once. Other processes receive
-nothing, so their waiters ask from time to time.
+Each step is one write transaction. A waiter of this process that becomes first is woken at once. Waiters of other
+processes are not woken, and poll.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _NO_HOOKS = Hooks(())
 
 
 class AsyncVersion(AsyncLimiter):
-    """A limiter as one version of a policy describes it. It never changes.
+    """A limiter of one version of a policy. It never changes.
 
     Args:
         policy: The limiter in the file.
@@ -152,9 +152,9 @@ class AsyncVersion(AsyncLimiter):
 class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
     """An `AsyncLimiter` that always decides by the newest policy.
 
-    `AsyncLivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
-    version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
-    by the newest one at every try. Its store belongs to the policy, so closing the limiter only ends its leases.
+    `AsyncLivePolicy` creates it, and it stays the same object when the file changes. Every call uses one version of the
+    policy. A hold is settled by the version that took it; a waiting call uses the newest version at every attempt. Its
+    store belongs to the policy, so closing the limiter only ends its leases.
     """
 
     async def _take(
@@ -175,14 +175,15 @@ class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
 
 
 class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
-    """The limiters of a policy by name, always as in the newest policy.
+    """The limiters of a policy by name, always with the newest policy.
 
         live = AsyncLivePolicy.from_file("headgate.toml")
         await live["login"].hit("alice")
 
-    A limiter stays the same object. If a newer policy removes it, it leaves the mapping but works unchanged for code that
-    still has it; if a later policy names it again, it is the same object. All limiters with the same URL share one store,
-    also across reloads; `aclose` closes the stores, except network stores that are shared with other code.
+    A limiter stays the same object. If a newer policy does not contain it, it is removed from the mapping, but works
+    unchanged for code that still uses it; if a later policy contains it again, it is the same object. All limiters with
+    the same URL share one store, also across reloads; `aclose` closes the stores, except network stores that are shared
+    with other code.
 
     Args:
         policy: The first policy.

@@ -27,7 +27,7 @@ _NO_HOOKS = Hooks(())
 
 
 class Version(Limiter):
-    """A limiter as one version of a policy describes it. It never changes.
+    """A limiter of one version of a policy. It never changes.
 
     Args:
         policy: The limiter in the file.
@@ -109,9 +109,9 @@ class Version(Limiter):
 class PolicyLimiter(ReloadingLimiter[Version], Limiter):
     """An `Limiter` that always decides by the newest policy.
 
-    `LivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
-    version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
-    by the newest one at every try. Its store belongs to the policy, so closing the limiter only ends its leases.
+    `LivePolicy` creates it, and it stays the same object when the file changes. Every call uses one version of the
+    policy. A hold is settled by the version that took it; a waiting call uses the newest version at every attempt. Its
+    store belongs to the policy, so closing the limiter only ends its leases.
     """
 
     def _take(
@@ -132,14 +132,15 @@ class PolicyLimiter(ReloadingLimiter[Version], Limiter):
 
 
 class LivePolicy(Watched[PolicyLimiter]):
-    """The limiters of a policy by name, always as in the newest policy.
+    """The limiters of a policy by name, always with the newest policy.
 
         live = LivePolicy.from_file("headgate.toml")
         live["login"].hit("alice")
 
-    A limiter stays the same object. If a newer policy removes it, it leaves the mapping but works unchanged for code that
-    still has it; if a later policy names it again, it is the same object. All limiters with the same URL share one store,
-    also across reloads; `close` closes the stores, except network stores that are shared with other code.
+    A limiter stays the same object. If a newer policy does not contain it, it is removed from the mapping, but works
+    unchanged for code that still uses it; if a later policy contains it again, it is the same object. All limiters with
+    the same URL share one store, also across reloads; `close` closes the stores, except network stores that are shared
+    with other code.
 
     Args:
         policy: The first policy.

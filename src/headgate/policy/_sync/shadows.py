@@ -79,7 +79,7 @@ class ShadowedGate(ShadowedRules[Shadow]):
                 lambda shadow: shadow.decide(request.replacing(own_part(request.replaces, shadow)))
             )
         except BaseException:
-            # Cancelled or interrupted: nobody will settle this hold. Units that replace a hold stay.
+            # Cancelled or interrupted: this hold would never be settled. Units that replace a hold stay.
             if receipts is not None and request.replaces is None:
                 self._live.refund(receipts, request.cost, request.now)
             raise

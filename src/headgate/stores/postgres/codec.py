@@ -38,7 +38,7 @@ Reply = tuple[int, ...]
 Arguments = list[bytes | None]
 
 SERVER_CLOCK = -1
-"""Instead of a time: that of the server."""
+"""In place of a time: use the server's time."""
 
 _ADMITTED, _NEVER, _UNCOUNTABLE, _NOT_OURS, _OTHER_WINDOW = -1, -2, -3, -4, -5
 

@@ -157,7 +157,7 @@ class PostgresPeer:
         new, again = self._hand_over(calls, value)
         arguments = self._janitor.next(new)
         if arguments is not None:
-            # States that equal a fresh one are removed now and then, in a separate round trip.
+            # States that equal a fresh one are removed occasionally, in a separate round trip.
             last = yield CLEAN, arguments
             if isinstance(last, QueryRefused):
                 logger.warning("%s", self.failure(last))

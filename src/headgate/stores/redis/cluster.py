@@ -1,7 +1,7 @@
 """Routing in a cluster: the node of each slot, and the engines that send calls there.
 
-A node that does not have a slot answers MOVED, or ASK during a migration, before it does anything. Such a request may be
-sent again without charging twice; no other request is.
+A node that does not have a slot answers MOVED, or ASK during a migration, and does nothing else. Only such a request is
+sent again, because it cannot charge twice.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ClusterRouter:
             except StoreUnavailable:
                 self._is_stale = True
                 raise
-        raise StoreUnavailable(f"{self._first.name}: {MOST_HOPS} nodes were asked, and none has slot {slot}")
+        raise StoreUnavailable(f"{self._first.name}: tried {MOST_HOPS} nodes, and none has slot {slot}")
 
     def owner(self, slot: int) -> RedisEndpoint:
         """Return the last known node of a slot.
@@ -107,7 +107,7 @@ class ClusterRouter:
         return self._first.at(*address)
 
     def _read_slots(self) -> Steps[None]:
-        """Ask one node after the other for the slots, each for half of the remaining time."""
+        """Query the nodes one after the other for the slots, each for half of the remaining time."""
         others = [self._first.at(*address) for address in (*self._nodes, *self._first.others)]
         failure: StoreError | None = None
         for endpoint in (*others, self._first):
@@ -118,7 +118,7 @@ class ClusterRouter:
                 failure = error
             else:
                 return
-        assert failure is not None  # at least the first node was asked
+        assert failure is not None  # at least the first node was queried
         raise failure
 
     def _set_slots(self, ranges: list[list[Any]]) -> None:

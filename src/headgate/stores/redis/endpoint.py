@@ -108,7 +108,7 @@ class RedisEndpoint:
         for_threads: The recipe of a connection for threads; `None` if the client is for coroutines only.
         for_tasks: The recipe of a connection for coroutines; `None` if the client is for threads only.
         owner: The user's client. Some of its connections need it to stay alive.
-        others: Further nodes of a cluster, to ask if this one cannot be reached.
+        others: Further nodes of a cluster, to query if this one cannot be reached.
     """
 
     name: str

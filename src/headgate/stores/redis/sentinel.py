@@ -1,8 +1,8 @@
 """Connections to the primary that Sentinels name.
 
-A connection asks one Sentinel after the other for the address of the primary, and then connects to it. If a primary fails
-or is demoted, its connections end, and new ones find its successor. Connections share only the order of the Sentinels, so
-they are safe with threads, event loops and forks.
+A connection queries one Sentinel after the other for the address of the primary, and then connects to it. If a primary
+fails or is demoted, its connections end, and new connections find its successor. Connections share only the order of
+the Sentinels, so they are safe with threads, event loops and forks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sentinels:
             finally:
                 connection.disconnect()
             if reply is not None:
-                # The next connection asks the Sentinel first that answered last.
+                # The next connection starts with the Sentinel that answered last.
                 others = tuple(address for address in self._addresses if address != (host, port))
                 self._addresses = ((host, port), *others)
                 primary = reply[0].decode() if isinstance(reply[0], bytes) else str(reply[0])
@@ -68,7 +68,7 @@ class Sentinels:
 
 
 class _Finding:
-    """A connection that asks for its host when it connects."""
+    """A connection that gets its host from a Sentinel when it connects."""
 
     host: str
     port: int

@@ -1,14 +1,14 @@
 """Decides which calls are sent together and what a passed deadline means; no I/O and no clock.
 
-- **Batches.** A call that finds the connection idle is sent at once. Calls that arrive during a round trip wait for its end
-  and leave together, at most `MOST_PER_BATCH`. Where the peer allows it, a second full batch follows on the same connection
+- **Batches.** On an idle connection, a call is sent at once. Calls that arrive during a round trip wait for its end and
+  are sent together, at most `MOST_PER_BATCH`. If the peer allows it, a second full batch follows on the same connection
   before the first is answered, so that client and server work at the same time.
-- **Deadlines.** Each call has a deadline for everything from the call to its reply. A call that misses it fails alone: a
-  connection is closed only after it was silent for the store's own deadline.
-- **Down or overloaded.** Nothing arrived from the server since the call was made: the server is down. Something arrived:
-  this process or the server has more to do than fits into the deadline (`StoreOverloaded`).
-- **Late looks.** If a deadline is noticed late, this process was blocked, and replies may wait to be read, or a connection
-  to be made. They get a grace period first.
+- **Deadlines.** Each call has a deadline for everything from the call to its reply. A call that misses it fails alone:
+  a connection is closed only after silence for the store's own deadline.
+- **Down or overloaded.** If nothing arrived from the server since the call was made, the server is down. Otherwise this
+  process or the server has too much work for the deadline (`StoreOverloaded`).
+- **Late checks.** If an expired deadline is detected late, this process was blocked, and replies or a new connection
+  may be ready but not processed. They get a grace period first.
 - **At most once.** A call is sent once. It is sent again only if the server certainly did nothing; the peer decides that.
 
 Times are seconds of a monotonic clock, passed in as `now`. In threads a signal handler may raise at any point, so each
@@ -29,13 +29,13 @@ MOST_PER_BATCH = 32
 """The cap of a batch. Without one, client and server would work in turns instead of at the same time."""
 
 LATE = 0.02
-"""Seconds by which a deadline is noticed late only if this process was blocked."""
+"""Seconds; if an expired deadline is detected later than this, this process was blocked."""
 
 GRACE = 1.0
 """The longest grace period for replies, in seconds, after this process was blocked beyond a deadline."""
 
 EXPIRY_PAUSE = 0.005
-"""Seconds between two searches for expired calls: a search looks at every call."""
+"""Seconds between two searches for expired calls; a search checks every call."""
 
 _NEVER = float("inf")
 
@@ -43,7 +43,7 @@ WAITING, SENT, OVER = range(3)
 """The states of a call."""
 
 Abandoned = Callable[[Any], object]
-"""Called with the reply to a call whose caller is gone."""
+"""Called with the reply to a call whose caller no longer waits."""
 
 
 class RemoteCall:
@@ -53,8 +53,8 @@ class RemoteCall:
         request: The request, in the form that the peer sends.
         since: The time of the call.
         due: The deadline.
-        must_send: Whether to send it even if its caller is gone.
-        abandoned: Called with a reply that has no caller any more.
+        must_send: Whether to send it even if its caller no longer waits.
+        abandoned: Called with the reply if its caller no longer waits.
         alone: Whether it needs its own batch.
         state: `WAITING`, `SENT` or `OVER`.
         has_given_up: Whether the caller was interrupted or cancelled.
@@ -92,11 +92,11 @@ class RemoteCall:
         self.was_repeated = False
 
     def deliver(self, reply: Any, error: BaseException | None) -> bool:
-        """Pass the reply or the error to the caller; then the call is over. Return false if the caller is gone."""
+        """Pass the reply or the error to the caller; then the call is over. Return false if the caller no longer waits."""
         raise NotImplementedError
 
     def answer(self, reply: Any) -> None:
-        """Pass on the reply: to the caller, or to `abandoned` if the caller is gone or has got an error."""
+        """Pass on the reply: to the caller, or to `abandoned` if the caller no longer waits or has got an error."""
         if (self.state == OVER or not self.deliver(reply, None)) and self.abandoned is not None:
             self.abandoned(reply)
 
@@ -124,7 +124,7 @@ class Batcher:
     Attributes:
         waiting: Calls that were not sent.
         batches: Batches that were sent, in the order of their replies.
-        alarm: The time at which `expire` has something to do, at the earliest.
+        alarm: The earliest time at which `expire` can have something to do.
     """
 
     def __init__(self, peer: Peer, deadline: float, *, follows: bool = False) -> None:
@@ -221,7 +221,7 @@ class Batcher:
             self.waiting.popleft()
 
     def drop_abandoned(self) -> None:
-        """Drop the waiting calls whose callers are gone, unless they must be sent."""
+        """Drop waiting calls whose callers no longer wait, unless the calls must be sent."""
         self.waiting = deque(call for call in self.waiting if _is_wanted(call))
 
     def expire(self, now: float) -> bool:
@@ -287,7 +287,7 @@ class Batcher:
         return max(self._silent_since + self._deadline, *(call.due for call in self.batches[0].calls))
 
     def _overload(self) -> StoreOverloaded:
-        return StoreOverloaded(f"{self._peer.name} could not be asked in time: too many calls at once")
+        return StoreOverloaded(f"{self._peer.name} could not be called in time: too many calls at once")
 
     def _failure(self, cause: BaseException) -> StoreError:
         if isinstance(cause, InterruptedError):  # by this process; the server did nothing wrong

@@ -43,7 +43,7 @@ class Connecting(Generic[W]):
         return self.wire is not None or self.error is not None
 
     def give_up(self) -> None:
-        """Close the connection, now or when it is there."""
+        """Close the connection, now or as soon as it exists."""
         self._is_wanted = False
         if self.wire is not None:
             self.wire.close()

@@ -15,7 +15,7 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 
 EncodedRequest = tuple[Any, Callable[[Any], T]]
-"""A request as the engine sends it (`None`: there is nothing to refund), and a function that decodes the reply."""
+"""A request for the engine (`None`: there is nothing to refund), and a function that decodes the reply."""
 
 
 class RequestEncoder(Protocol):
@@ -53,4 +53,4 @@ def release_request(
         receipts = decoder(reply)[1]
         return None if receipts is None else encoder.refund(receipts, request.cost, request.now)[0]
     except (HeadgateError, *FAILURES):
-        return None  # nothing was taken, or the reply is invalid and its caller is gone
+        return None  # nothing was taken, or the reply is invalid and its caller no longer waits

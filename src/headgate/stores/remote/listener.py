@@ -25,7 +25,7 @@ LONGEST_PAUSE = 30.0
 """Seconds."""
 
 CHECK_EVERY = 1.0
-"""Seconds after which the thread looks whether it is still needed."""
+"""Seconds after which the thread checks whether it is still needed."""
 
 
 class Subscription(Protocol):
@@ -46,8 +46,8 @@ class WakeListener(WakeUps):
     """The sleeping waiters of this process, woken by messages of the server.
 
     The thread starts with the first sleeping waiter. If it cannot connect, or if messages do not arrive, as behind some
-    poolers, `works` is false, and the waiters call the store more often. If messages stop arriving, it connects again: a
-    server that lost its power does not close its connections.
+    poolers, `works` is false, and the waiters call the store more often. If messages stop arriving, it connects again:
+    a server that loses power does not close its connections.
 
     Args:
         subscribe: Opens a connection that receives the messages for a process.
@@ -106,7 +106,7 @@ class WakeListener(WakeUps):
             subscription.close()
 
     def _is_needed(self, used: float) -> bool:
-        """Return whether the thread continues; `used` is when a waiter slept the last time."""
+        """Return whether the thread continues; `used` is the last time at which a waiter slept."""
         with self._lock:
             if not self._is_closed and (self._events or time.monotonic() - used < LINGER):
                 return True

@@ -18,7 +18,8 @@ Conversation = Generator[Any, Any, Sequence["RemoteCall"]]
 it returns. It answers the calls itself, as soon as their replies are there, and returns those to send again, each alone,
 because the server did nothing for them.
 
-A reply with which the server refuses is sent in as an exception object. An exception that it raises closes the connection.
+An error reply of the server is sent in as an exception object. An exception that the generator raises closes the
+connection.
 """
 
 FAILURES = (
@@ -41,24 +42,24 @@ WRONG_TLS = (
     "certificate|private.key|pem.lib|unknown.ca|wrong.version.number|protocol.version|unsupported.protocol|"
     "alert.handshake.failure|application.protocol|without.alpn"
 )
-"""How TLS says that waiting does not help: certificates or their files do not fit, the server speaks another version, or
-none. A pattern, because libraries write it in capitals with underscores or in plain words."""
+"""TLS errors for which waiting does not help: certificates or their files do not fit, or the server uses another
+version or no TLS. A pattern, because libraries write them in capitals with underscores or in plain words."""
 
 INVALID_REPLY = "sent an invalid reply; check the scheme, host and port of the URL"
-"""What to say when a server of another kind seems to listen there."""
+"""The message if a server of another kind seems to listen there."""
 
 ALONE = float("inf")
 """The share of a request that is sent alone."""
 
 PENDING: Any = object()
-"""What `Wire.receive` returns while the reply is not there."""
+"""The result of `Wire.receive` while the reply has not arrived."""
 
 
 class Wire(Protocol):
     """A connection for threads. Only `wait` blocks."""
 
     def is_over(self) -> bool:
-        """Return whether the server has closed the idle connection; asked before sending, so that nothing is sent twice."""
+        """Return whether the server closed the idle connection; called before sending, so that nothing is sent twice."""
 
     def send(self, message: Any) -> None:
         """Send a message; `receive` sends the part that the network does not accept at once."""
@@ -74,7 +75,7 @@ class Wire(Protocol):
 
 
 class Receiver(Protocol):
-    """Receives what happens on a connection for tasks; called in the event loop."""
+    """Receives the events of a connection for tasks; called in the event loop."""
 
     def receive(self, reply: Any) -> None:
         """Process the next reply, in the order of the messages."""
@@ -112,7 +113,7 @@ def abandon_task(task: asyncio.Task[Any] | None) -> None:
 
 
 class Peer(Protocol):
-    """A server, as the engine sees it.
+    """The engine's interface to a server.
 
     Attributes:
         name: Its name in messages, without credentials.

@@ -1,4 +1,4 @@
-"""Waiting for a socket, and for nothing else."""
+"""Waiting for a single socket."""
 
 from __future__ import annotations
 

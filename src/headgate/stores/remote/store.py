@@ -1,4 +1,4 @@
-"""What stores over a network have in common."""
+"""The base of stores over a network."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from headgate.stores.remote.peer import AsyncWire, Peer, abandon_task
 logger = logging.getLogger("headgate")
 
 TURNS = 5
-"""Turns of the event loop within which everything that has arrived is read, however long they take."""
+"""Iterations of the event loop in which everything that has arrived is read, regardless of their duration."""
 
 
 class TaskCall(RemoteCall):
@@ -78,7 +78,7 @@ class AsyncEngine:
         self._start(request, due, must_send=True).future.add_done_callback(_log_failure)
 
     async def aclose(self) -> None:
-        """Close the connection of this event loop when its calls have ended; have other loops do the same."""
+        """Close the connection of this event loop when its calls have ended, and schedule the same in other loops."""
         await asyncio.sleep(0)  # callers that were just cancelled release their holds first
         own = self._by_loop.get(asyncio.get_running_loop())
         self.close(own)
@@ -166,7 +166,7 @@ class LoopEngine:
             self._send()
 
     def lose(self, cause: BaseException) -> None:
-        """Close the connection, and fail the calls that were sent; the others get a new connection."""
+        """Close the connection, and fail the calls that were sent; waiting calls get a new connection."""
         self._batcher.lose(cause)
         self._hang_up()
         self._send()

@@ -1,13 +1,13 @@
-"""The driver for threads: all threads share one connection, and one of them, the leader, waits on it for all.
+"""The driver for threads: all threads share one connection, and one of them, the leader, waits for all replies.
 
-A thread that finds no leader leads: it sends its call and all others that wait, waits for the reply, and passes the others
-theirs. When its own call is over, it makes another waiting thread the leader.
+If there is no leader, a thread with a call becomes the leader: it sends all waiting calls, waits for the replies, and
+passes them to the other threads. When its own call is over, it makes another waiting thread the leader.
 
-Only waiting takes place outside the lock. Connecting is done by a short-lived thread; sending, receiving and passing on
-replies never block, and are done under one lock by whichever thread comes along. A thread with a new call does not wait for
-the lock: its holder looks for new calls after releasing it. So a leader whose deadline passes, or that
-is interrupted by a signal handler, can be replaced at any time. If a signal handler raises while a thread holds the lock,
-the connection may be in an undefined state. It is closed, and the calls that were sent on it fail.
+Only waiting happens outside the lock. A short-lived thread connects; sending, receiving and passing on replies never
+block, and any thread does them under one lock. A thread with a new call does not wait for the lock: its holder checks
+for new calls after releasing it. So a leader whose deadline passes, or that is interrupted by a signal handler, can be
+replaced at any time. If a signal handler raises while a thread holds the lock, the connection may be in an undefined
+state. It is closed, and the calls that were sent on it fail.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class ThreadDispatcher:
         """Wait for the connection if this thread leads, else to be woken."""
         now, wire = time.monotonic(), self._wire
         if not leads:
-            # Calls that expire together fail together, when the first of their threads looks.
+            # Calls that expire together fail together, when the first of their threads checks them.
             due = max(call.due, now)
             call.wakeup.wait(min(max(due, self._batcher.alarm), due + GRACE) - now)
             return
@@ -194,7 +194,7 @@ class ThreadDispatcher:
     def _wake_next(self) -> None:
         """Wake the next thread; it wakes the one after it.
 
-        Woken all at once, they would compete for the interpreter, which takes twice the CPU time.
+        If all were woken at once, they would compete for the interpreter, which takes twice the CPU time.
         """
         while self.to_wake:
             try:
@@ -279,7 +279,7 @@ class ThreadDispatcher:
             self._batcher.cannot_connect(cause)
 
     def _receive(self, now: float) -> None:
-        """Read everything that has arrived, and send what the conversation says next."""
+        """Read everything that has arrived, and send the next message of the conversation."""
         if self._connecting is not None:
             self._finish_connecting(self._connecting, now)
             return

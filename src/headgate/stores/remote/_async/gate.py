@@ -67,7 +67,7 @@ class AsyncRemoteGate(Unpicklable):
 
     # begin async only
     def _release(self, decoder: Callable[[Any], Answer], request: Request, reply: Any) -> None:
-        """Release a hold whose caller is gone."""
+        """Release a hold whose caller was cancelled or interrupted."""
         refund = release_request(self._encoder, decoder, request, reply)
         if refund is not None:
             self._engine.tell(refund, monotonic() + self._deadline)

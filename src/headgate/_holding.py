@@ -21,7 +21,7 @@ NOT_ASYNC_WITH = "a hold of an AsyncLimiter needs `async with`: write `async wit
 
 
 class HoldBase(Unpicklable):
-    """Units taken from a limiter; how they are settled is in `Hold` and `AsyncHold`."""
+    """Units taken from a limiter; `Hold` and `AsyncHold` settle them."""
 
     is_observed = False
     """Whether hooks are called at its end."""
@@ -151,7 +151,7 @@ class HoldBase(Unpicklable):
 
 
 class ObservedHoldBase(HoldBase):
-    """Calls hooks when a hold ends; besides them and the limiter's name, it takes what any hold does."""
+    """Calls hooks when a hold ends; its further arguments are those of any hold."""
 
     is_observed = True
 

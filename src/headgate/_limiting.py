@@ -114,7 +114,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
     def _watch_tiers(self, strict: bool, *, is_used_otherwise: bool) -> None:
         """Report unknown tiers, unless a server has the rules or a quota function receives the tier.
 
-        Without any tiers, only a strict limiter does: an application may pass the tier to all its limiters.
+        If no rule has tiers, only a strict limiter reports them: an application may pass the tier to all its limiters.
         """
         self._has_strict_tiers = strict
         known = frozenset(tier for rule in self.rules for tier in rule.tiers)
@@ -161,7 +161,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
         return 1, refusal.rule
 
     def _place_pause(self, refusal: Decision, deadline: int | None) -> float:
-        """Return the seconds after which a waiter tries again to take a place, even if nobody released one."""
+        """Return the seconds after which a waiter tries again to take a place, even if none was released."""
         seconds = refusal.retry_after or 0
         if deadline is not None:
             seconds = min(seconds, (deadline - self._clock.now_us()) / MICROSECONDS)
@@ -198,7 +198,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
 
     @property
     def guarantees(self) -> Guarantees:
-        """The guarantees of its store, and what a lease changes about them."""
+        """The guarantees of its store, with the changes by a lease."""
         return self.store.guarantees if self._chunks is None else with_lease(self.store.guarantees)
 
     _known_tiers: frozenset[str] | None = None
@@ -212,7 +212,7 @@ class LimiterBase(Unpicklable, Generic[S, G]):
 
     @property
     def clock(self) -> Clock:
-        """The clock that it waits by: the one it was given, or that of its store."""
+        """The clock for waits: the given clock, or that of the store."""
         return self._clock
 
     def _on_change(self, notify: Callable[[], None]) -> None:
@@ -248,9 +248,9 @@ def _handle_on(store: object, clock: Clock | None) -> StoreHandle | None:
 
 
 def _pace_of(store: AnyStore) -> Clock:
-    """Return the clock that `wait` sleeps by: the store's, so that the fake clock of a test works.
+    """Return the clock for the waits of `wait`: the store's, so that the fake clock of a test works.
 
-    In place of a wall clock a steady one: a time-out must not end early or late because the wall clock was set.
+    A wall clock is replaced by a steady one: a time-out must not end early or late because the wall clock was set.
     """
     clock = store.clock
     return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock

@@ -199,7 +199,7 @@ class _QuotaReader:
                 self.at = burst_at
                 raise self._error("a limit of 0 has no burst")
         if self._skip_space() < self.end:
-            several = self.text[self.at] == ";"  # then this text may be one quota only
+            several = self.text[self.at] == ";"  # the text may then contain only one quota
             raise self._error("expected one quota only" if several else "expected the end, ';' or 'burst'")
         return Quota(limit, period_us, burst)
 

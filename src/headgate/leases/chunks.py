@@ -43,10 +43,10 @@ DRIFT = 1_000
 
 
 SLACK_NS = 1_000_000
-"""How long after its end the rest of a chunk is returned, so that the timer does not come early."""
+"""Delay between the end of a chunk and the return of its rest, so that the timer does not fire early."""
 
 
-# Nanoseconds since the machine was started; where the system can tell, including the time it was suspended.
+# Nanoseconds since the machine was started; including the time of suspension, if the system supports this.
 elapsed_ns: Callable[[], int] = time.monotonic_ns
 if hasattr(time, "CLOCK_BOOTTIME"):
     elapsed_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)

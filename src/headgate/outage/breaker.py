@@ -4,8 +4,8 @@ Evidence that the store is down opens the breaker: a connection that fails, or a
 deadline. While it is open, no call waits for the store. Probes run in the background, with or without callers. They prove
 that the store can count, so the first successful one closes the breaker.
 
-Three things are not evidence. A call whose own, shorter deadline passed only makes the store suspect; one probe with the
-store's deadline follows. A call that this process could not send. And an error reply, because a store that replies is up.
+Three events are not evidence: a call whose own, shorter deadline passed, which only starts one probe with the store's
+deadline; a call that this process could not send; and an error reply, because a store that replies is up.
 
 Nothing here waits, so threads and tasks share it.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger("headgate")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 0.5
-"""Seconds between two probes; each pause is twice the previous one. A recovered store is noticed within a second."""
+"""Seconds between two probes; each pause is twice the previous one. A recovery is detected within a second."""
 
 DEADLINE = 1.0
 """Seconds that a probe may take if the store has no deadline."""
@@ -56,13 +56,13 @@ class Probe(NamedTuple):
 
 
 class Breaker:
-    """Decides whether a store is asked; shared by all limiters on the store.
+    """Decides whether calls go to a store; shared by all limiters on the store.
 
     Attributes:
         is_closed: Whether calls go to the store.
-        has_worked: Whether a call has succeeded since the process began.
+        has_worked: Whether a call has succeeded since the process started.
         is_well: Both.
-        reason: Why it is open, or was the last time.
+        reason: The reason of the current or the last outage.
         outages: Number of outages.
         failures: Calls that waited for the store and failed, without probes.
         overloads: Calls that this process could not send in time.
@@ -93,11 +93,11 @@ class Breaker:
 
     @property
     def ticket(self) -> int:
-        """A ticket for a probe, which asks the store even while the breaker is open."""
+        """A ticket for a probe, which calls the store even while the breaker is open."""
         return self._epoch
 
     def admit(self, charges: bool = True) -> int | None:
-        """Return a ticket to ask the store with, or `None` if the breaker is open.
+        """Return a ticket for a call to the store, or `None` if the breaker is open.
 
         If the scheduled probe was lost, one charging call is admitted instead.
         """
@@ -144,7 +144,7 @@ class Breaker:
 
     def error(self) -> StoreUnavailable:
         """Return the error of a call that was not sent because the breaker is open."""
-        return StoreUnavailable(f"not asked, because it was unavailable a moment ago: {self.reason}")
+        return StoreUnavailable(f"not called, because it was unavailable a moment ago: {self.reason}")
 
     def stop(self) -> None:
         """End the probes, because the store was closed."""

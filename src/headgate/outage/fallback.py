@@ -1,4 +1,4 @@
-"""Answers by policy while the store is down, and the health that users see.
+"""Answers by policy while the store is down, and the health for users.
 
 Nothing here waits, so threads and tasks share it.
 """
@@ -34,7 +34,7 @@ from headgate.stores.request import Request
 logger = logging.getLogger("headgate")
 
 TRY_AGAIN_US = 1_000_000
-"""The `retry_after` of a refusal by policy: nobody knows when the store will be back."""
+"""The `retry_after` of a refusal by policy, because the end of the outage is unknown."""
 
 OVERLOAD_US = 100_000
 """The `retry_after` of a refusal for overload: long enough for this process to catch up."""
@@ -46,7 +46,7 @@ class Health:
     """The health of a limiter's store; a store that cannot fail is always available.
 
     Attributes:
-        misconfiguration: Why the store refuses this limiter, until a call succeeds; `None` if it does not.
+        misconfiguration: The reason why the store refuses this limiter, until a call succeeds; otherwise `None`.
         degraded: Decisions of this limiter that the store did not make.
     """
 
@@ -57,7 +57,7 @@ class Health:
 
     @property
     def state(self) -> Literal["available", "unavailable", "misconfigured"]:
-        """Whether the store counts; if not, whether it is down or somebody has to change something."""
+        """The state of the store: it counts, it is down, or its configuration must be changed."""
         if not self._breaker.is_closed:
             return "unavailable"
         return "available" if self.misconfiguration is None else "misconfigured"
@@ -69,7 +69,7 @@ class Health:
 
     @property
     def reason(self) -> str | None:
-        """Why the store is not available, without credentials; `None` if it is."""
+        """The reason why the store is not available, without credentials; `None` if it is available."""
         return self.misconfiguration if self._breaker.is_closed else self._breaker.reason
 
     @property
@@ -95,7 +95,7 @@ class Health:
 
 
 class LocalPlace(NamedTuple):
-    """Marks a receipt of a hold that the fallback took and the store does not know."""
+    """Marks a receipt of a hold that the fallback took, not the store."""
 
     place: object
 
@@ -158,7 +158,7 @@ class FallbackLimiter:
                 self._local.decide(self._for_local(request))
             return RECORDED[0].as_degraded(), None
         costs = request.costs(len(algorithms))
-        # The store may still count this place: admit its renewal, so that the holder can go on.
+        # The store may still count this place: admit its renewal, so that the work can continue.
         is_kept = request.operation == "renew" and self._local is not None
         if (self._policy == "open" or is_kept) and not is_overload:
             verdicts = list(map(_open, algorithms, costs))
@@ -221,7 +221,7 @@ class FallbackLimiter:
             raise error
 
     def note_misconfiguration(self, error: StoreError) -> None:
-        """Log once that the store refuses us; raise that if the store has never worked, for it is being set up."""
+        """Log a refusal of the store once; raise it if the store has never worked, because it is probably being set up."""
         if not isinstance(error, StoreMisconfigured):
             return
         if not self._breaker.has_worked:
@@ -233,12 +233,12 @@ class FallbackLimiter:
     def note_success(self) -> None:
         """Log the end of a misconfiguration, if there was one."""
         if self.health.misconfiguration is not None:
-            logger.warning("the store is configured well again after: %s", self.health.misconfiguration)
+            logger.warning("the store is configured correctly again after: %s", self.health.misconfiguration)
             self.health.misconfiguration = None
 
 
 def _local_part(receipts: Receipts | None) -> Receipts | None:
-    """Return the receipts of a hold that was taken while the store was down, as the memory gave them."""
+    """Return the receipts of a hold that was taken while the store was down, in the form of the memory store."""
     if not receipts or not isinstance(receipts[0][0], LocalPlace):
         return None
     return tuple((place.place, receipt) for place, receipt in receipts if isinstance(place, LocalPlace))
@@ -279,8 +279,8 @@ def _share_of(rule: Rule, quota: Quota, share: Fraction) -> Quota:
     try:
         algorithm_for(rule, shared)
     except ConfigError:
-        # A token bucket counts exactly if its limit and period have much in common; the share of a round limit need
-        # not. The share of the part that is not in common is a little less, and as round as the limit itself.
+        # A token bucket counts exactly only if its limit and period have a large common divisor, which the share of a
+        # limit may not have. Then the common divisor is kept, and the share of the other factor is rounded down.
         common = gcd(quota.limit, quota.period_us)
         limit = int(quota.limit // common * share) * common
         return Quota(limit, quota.period_us, burst) if limit else Quota(0, quota.period_us)

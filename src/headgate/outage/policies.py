@@ -39,7 +39,7 @@ OnOverload = Literal["refuse", "policy"]
 
 
 class LocalData(TypedDict):
-    """Each process admits this share of every limit by itself."""
+    """Each process separately admits this share of every limit."""
 
     local: float
 

@@ -101,8 +101,8 @@ async def test_a_redis_that_hangs_is_waited_for_once(start: Start, caplog: pytes
         assert caplog.text.count("is unavailable; until it is back") == 2
         assert caplog.text.count("the limit of user 42 could not be checked") == 5
         assert caplog.text.count("could not be looked up") == 5
-        assert caplog.text.count("could not be looked up and is treated as new: not asked") == 4
-        assert caplog.text.count("is stored in memory only: not asked") == 5
+        assert caplog.text.count("could not be looked up and is treated as new: not called") == 4
+        assert caplog.text.count("is stored in memory only: not called") == 5
         server.resume()
         await until(lambda: caplog.text.count("is back after") == 2)
         await service.send(text_update(), text_update())

@@ -39,7 +39,7 @@ class Circuit:
         self._is_tight = is_tight
 
     def call(self, charges: bool, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call a function that asks the store, and return its result.
+        """Call a function that uses the store, and return its result.
 
         Args:
             charges: Whether a success proves that the store can count.
@@ -47,7 +47,7 @@ class Circuit:
             args: Its arguments.
 
         Raises:
-            StoreUnavailable: The store was not asked, because the breaker is open.
+            StoreUnavailable: The store was not called, because the breaker is open.
             StoreError: The function raised it, and the breaker recorded it.
         """
         breaker = self.breaker
@@ -96,7 +96,7 @@ class ResilientGate(Unpicklable):
     Args:
         store: The store.
         gate: The limiter's gate on it.
-        patient: The same with the store's own deadline.
+        patient: The gate with the store's own deadline.
         ping: Raises if the store cannot count.
         fallback: Answers while the store is down.
         is_tight: Whether the gate's deadline is shorter than the store's.
@@ -120,7 +120,7 @@ class ResilientGate(Unpicklable):
         self._circuit = Circuit(breaker_of(store), self._probe, is_tight=is_tight)
 
     def decide(self, request: Request) -> Answer:
-        """Ask the store, or the fallback if the store is down or fails."""
+        """Decide by the store, or by the fallback if the store is down or fails."""
         if request.operation == "renew" and (renewed := self._fallback.renew(request)) is not None:
             return renewed
         charges = request.operation != "peek" and request.charges
@@ -156,7 +156,7 @@ class ResilientGate(Unpicklable):
         self._circuit.call(True, self._gate.reset, key)
 
     def ping(self) -> None:
-        """Ask the store whether it can count, even if the breaker is open, and record the outcome.
+        """Check whether the store can count, even if the breaker is open, and record the outcome.
 
         Raises:
             StoreUnavailable: It is down.
@@ -169,11 +169,11 @@ class ResilientGate(Unpicklable):
             raise
         self._fallback.note_success()
         inspect = getattr(self._store, "inspect_server", None)
-        if inspect is not None:  # to warn of settings of its server that break a promise
+        if inspect is not None:  # to warn about settings of the server that break a promise
             inspect()
 
     def _probe(self) -> None:
-        """Ask again what failed, because another node of a cluster may be well; then ask whether the store can count."""
+        """Repeat the failed request, because another node of a cluster may work; then check whether the store can count."""
         if getattr(self._store, "is_closed", False):
             self._circuit.breaker.stop()
         lost = self._fallback.lost

@@ -329,10 +329,11 @@ def penalty(
     """Return a rule that refuses everything for a while after too many refusals by the other rules of its scope.
 
     It counts the final refusals of `hit`, `hold` and `wait`, from the first one for `duration`. Not counted are checks,
-    refusals by `concurrent` rules and limits of 0, answers of the failure policy, and its own refusals. A hold that is open
-    settles as usual. `reset` ends a penalty.
+    refusals by `concurrent` rules and limits of 0, answers of the failure policy, and its own refusals. Open holds are
+    settled as usual. `reset` ends a penalty.
 
-    Anybody who can cause refusals of a key can lock that key. For logins, make the account and the address together one key.
+    If strangers can cause refusals of a key, they can lock it. For logins, use the account and the address together as
+    the key.
 
     Args:
         duration: The duration of a penalty, and of the time in which refusals are counted: text like `15m`, seconds or a

@@ -1,14 +1,14 @@
 """A penalty: after some refusals by the other rules of its scope, everything is refused for a while.
 
-State: birth, start, refusals, end, duration. The refusals were counted since the start. The penalty that began last has the
-end and the duration; both are 0 if there was none, or if it is forgotten.
+State: birth, start, refusals, end, duration. The refusals were counted since the start. End and duration are those of
+the last penalty; both are 0 if there was none, or if it is forgotten.
 
 A penalty is decided like a rule, but takes no units. If other rules refuse a call, `decide_all` counts the refusal in the
 same step, and a penalty may begin. This is the one refusal that writes.
 
-Counting begins with a refusal. After the duration of the first penalty it begins again, and also when a penalty ends,
-because none is shorter than the first. A penalty is `growth` times as long as the one before, up to the longest, if that
-ended less than the longest duration ago.
+Counting begins with a refusal. It restarts after the duration of the first penalty, and so also after each penalty,
+because none is shorter than the first. If the previous penalty ended less than the longest duration ago, a penalty is
+`growth` times as long as the previous one, up to the longest.
 
 If a clock goes back, refusals are counted at the start, and a penalty keeps its end.
 """
@@ -49,7 +49,7 @@ class Penalty:
     def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
         """Return the identical state, and a refusal if a penalty has not ended yet.
 
-        `remaining` is so large that a penalty which does not refuse never is the binding rule.
+        `remaining` is so large that a penalty that does not refuse is never the binding rule.
         """
         if state is None:
             return state, Verdict(True, self.limit, MAX_UNITS - cost, None, 0)

@@ -102,7 +102,7 @@ class LimiterEncoder:
         question = limiter_request(self._limiter, _PATHS[request.operation], members)
         if request.operation == "record":
             return question, self._read_recorded
-        # The limiter may have only shadow rules, which the client does not know.
+        # The limiter may have only shadow rules, which are unknown to the client.
         costs = request.costs(len(self._rules) or 1)
         held = request.replaces[0][0] if request.replaces else None
         if request.operation == "renew" and isinstance(held, Held):

@@ -54,8 +54,8 @@ class ServerStore(RemoteStore):
     The server decides by the rules of its policy file, with its stores and its clock. A limiter on this store must have the
     name of a limiter of the server; `limiter` and `async_limiter` load its rules. Calls with `now=` are not accepted.
 
-    A call that charges is sent at most once. Settling a hold is retried once if the connection broke, because the server
-    knows whether the hold was already settled.
+    A call that charges is sent at most once. Settling a hold is retried once if the connection broke, because the
+    server records whether the hold was settled.
 
     Threads, tasks, event loops and processes may share a store; after a fork it opens new connections.
     """

@@ -154,7 +154,7 @@ def install(
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    with suppress(ConnectionError):  # the client left; aiohttp notices it, too
+    with suppress(ConnectionError):  # the client disconnected; aiohttp detects this, too
         await response.prepare(request)
         await response.write_eof()
 

@@ -80,8 +80,8 @@ class Demand:
         units: Units admitted since then.
         expected: Units per lease, from the measurement before.
         remaining: The units that the store had left at its last answer.
-        asks_until: While the time is before this one, a requested chunk has not been granted or refused yet. It ends by
-            itself, because a signal handler may raise in the request.
+        asks_until: While the time is before this one, a requested chunk has not been granted or refused yet. It ends
+            automatically, because a signal handler may raise in the request.
     """
 
     since: int
@@ -159,7 +159,7 @@ class ChunkBook:
         self._measure(identity, demand, now)
         units = chunk_size(max(demand.expected, demand.units + cost), demand.remaining)
         if units < max(HOT_UNITS, 2 * cost):
-            return 0  # a cost that is too large for any chunk leaves the open one to smaller calls
+            return 0  # if a cost is too large for any chunk, the open chunk stays for smaller calls
         self._end(identity)
         demand.asks_until = now + self.lease_ns
         return units
@@ -227,13 +227,13 @@ class ChunkBook:
         return sent + length * DRIFT // (DRIFT + 1)
 
     def answered(self, identity: Identity) -> None:
-        """Note that the request for a chunk is over, whatever its result."""
+        """Record the end of the request for a chunk, whatever its result."""
         demand = self._demand.get(identity)
         if demand is not None:
             demand.asks_until = 0
 
     def decided(self, identity: Identity, cost: int, decision: Decision) -> None:
-        """Note the answer of the store to a call."""
+        """Record the answer of the store to a call."""
         demand = self._demand.get(identity)
         if demand is not None:
             # While the store is down, no chunks are requested.
@@ -343,7 +343,7 @@ def leased_rules(
 def chunk_size(expected: int, remaining: int) -> int:
     """Return the size of a chunk: the units expected to be used, and at most half of what the store has left.
 
-    So all processes together can hold back what is left only if they also use it, and near the limit chunks shrink until
+    So all processes together reserve the remaining units only if they use them, and near the limit chunks shrink until
     every call is decided at the store.
     """
     return min(expected, remaining // 2)

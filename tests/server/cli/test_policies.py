@@ -110,7 +110,7 @@ def test_check_warns_of_probable_mistakes(
     warnings = capsys.readouterr().err.splitlines()
     assert [line.removeprefix("headgate: warning: ")[:44] for line in warnings] == [
         "limiter 'none' has no rules, so it admits ev",
-        "limiter 'login': no rule knows the default_t",
+        "limiter 'login': no rule has the default_tie",
         "[server] host = '0.0.0.0' can be reached fro",
         "environment variable HEADGATE_LIMITERS__LOGI",
     ]

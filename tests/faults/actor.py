@@ -253,11 +253,15 @@ async def _begin(make: Callable[[], Any], begun: list[bool]) -> Any:
 
 def cancel_later(task: asyncio.Future[Any], rng: Random) -> None:
     """Cancel a call at any await: after a random number of loop iterations, or after a random delay."""
-    loop = asyncio.get_running_loop()
     if rng.random() < 0.5:
-        loop.call_later(rng.random() ** 2 * 0.002, task.cancel)
+        asyncio.get_running_loop().call_later(rng.random() ** 2 * 0.002, task.cancel)
     else:
-        _cancel_after(loop, task, rng.randrange(rng.choice((3, 8, 30))))
+        cancel_after_turns(task, rng)
+
+
+def cancel_after_turns(task: asyncio.Future[Any], rng: Random) -> None:
+    """Cancel a call after a random number of loop iterations."""
+    _cancel_after(asyncio.get_running_loop(), task, rng.randrange(rng.choice((3, 8, 30))))
 
 
 def _cancel_after(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any], turns: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from tests.faults import actor
+from tests.faults.actor import cancel_after_turns
 from tests.faults.checker import check
 from tests.faults.history import History
 from tests.faults.recording import read_file
@@ -26,7 +29,8 @@ def violations(
 ) -> set[str]:
     """Return the kinds of violations in the calls of one worker on a store in memory.
 
-    The result is reproducible: the clock advances per reading, and one thread or event loop makes all calls.
+    The result is reproducible: the clock advances per reading, one thread or event loop makes all calls, and calls are
+    cancelled after a number of loop iterations.
     """
     path = folder / "0"
     config = WorkerConfig(
@@ -41,7 +45,8 @@ def violations(
         cancels=3,
         broken=bug,
     )
-    Worker(config).run()
+    with patch.object(actor, "cancel_later", cancel_after_turns):
+        Worker(config).run()
     limiters = {name: subject.specs() for name, subject in subjects(config.scale).items()}
     history = History(limiters, read_file(path, 0), released_within_us=0)
     assert len(history.calls) > calls * 0.9

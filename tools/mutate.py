@@ -66,7 +66,10 @@ GROUPS = {
             "unit/test_algorithms.py",
             "unit/test_calendars.py",
             "unit/test_large_states.py",
+            "unit/test_leases.py",
             "unit/test_moves.py",
+            "unit/test_penalties.py",
+            "unit/test_waiting_order.py",
         ),
         75,
     ),
@@ -84,7 +87,14 @@ GROUPS = {
     ),
     "values": Group(
         ("decision.py", "quota.py", "costs.py"),
-        ("unit/test_decision.py", "unit/test_quota.py", "unit/test_costs.py", "unit/test_limiter.py"),
+        (
+            "unit/test_decision.py",
+            "unit/test_quota.py",
+            "unit/test_costs.py",
+            "unit/test_leases.py",
+            "unit/test_limiter.py",
+            "unit/test_pickling.py",
+        ),
         75,
     ),
 }

@@ -54,6 +54,8 @@ def test_a_decision_of_one_rule_has_that_rules_figures() -> None:
         ((NEVER, LATER), 0),
         ((YES, NEVER, NEVER), 1),
         ((TIGHT._replace(remaining=0), NO._replace(remaining=9)), 1),
+        ((TIGHT._replace(remaining=0), YES), 0),
+        ((NO._replace(retry_after_us=0), YES), 0),
     ],
 )
 def test_refusal_reports_the_longest_wait_and_admission_the_least_remaining(

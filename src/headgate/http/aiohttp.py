@@ -15,7 +15,6 @@ one count. The functions of a limit (`key`, `cost`, …) take the request and ma
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Unpack
@@ -154,9 +153,12 @@ def install(
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    with suppress(ConnectionError):  # the client disconnected; aiohttp detects this, too
+    try:
         await response.prepare(request)
         await response.write_eof()
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise  # by the body; aiohttp itself detects that the client disconnected
 
 
 async def _check(app: web.Application) -> None:

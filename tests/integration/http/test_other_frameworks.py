@@ -152,6 +152,21 @@ class TestAiohttp:
                 await asyncio.sleep(0)
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
+    async def test_body_that_fails_does_not_look_complete(self) -> None:
+        limiter = AsyncLimiter(concurrent(1, lease="60s"))
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"a"
+            raise ConnectionResetError("the source of the body failed")
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=parts())
+
+        async with aiohttp_client(limit(limiter), stream=stream) as client:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.get("stream")
+            assert await limiter.check("127.0.0.1")
+
     async def test_configuration_errors_name_the_fix(self) -> None:
         with pytest.raises(ConfigError, match="install"):
             limit("1/minute", default=True)(ok)
